@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple
 
 
-class DepthChoice(Protocol):
-    """How deep the drafts of a round might go, and why."""
+class DraftShape(NamedTuple):
+    """What a round may draft: a depth and, for a tree that is cut to its best nodes, how many of
+    them, root included; None for chains and whole trees."""
 
-    @property
-    def num_steps(self) -> int:
-        """For the whole batch: what a request allows itself, or has text for, may be less."""
-        ...
+    num_steps: int
+    num_nodes: int | None = None
 
-    @property
-    def num_nodes(self) -> int | None:
-        """Nodes of trees that are cut to their best, root included; None: as large as they are."""
-        ...
+    def __str__(self) -> str:
+        nodes = "" if self.num_nodes is None else f" with {self.num_nodes} nodes"
+        return f"K={self.num_steps}{nodes}"
 
-    @property
-    def reason(self) -> str: ...
 
-    @property
-    def expected_gain(self) -> float | None:
-        """Tokens a second over those of plain decoding; None where that is not known."""
-        ...
+@dataclass(frozen=True)
+class DepthChoice:
+    """How deep the drafts of a round might go, and why.
+
+    num_steps: for the whole batch; what a request allows itself, or has text for, may be less.
+    reason: one line for logs and metrics. expected_gain: tokens a second over those of plain
+    decoding; None where that is not known. num_nodes: of trees that are cut to their best nodes,
+    root included; None: as large as they are.
+    """
+
+    num_steps: int
+    reason: str
+    expected_gain: float | None
+    num_nodes: int | None = None
+
+    @cached_property
+    def shape(self) -> DraftShape:
+        return DraftShape(self.num_steps, self.num_nodes)
 
 
 @dataclass(slots=True)

@@ -16,13 +16,14 @@ from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.serving.host import EngineHost
 from specengine.engine.serving.messages import Reply, Request
+from specengine.engine.serving.operations import Operations
 from specengine.engine.serving.streams import Streams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class AsyncEngine:
+class AsyncEngine(Operations):
     """Every call into the Engine is made by the engine thread. Each event loop that asks has its
     own Streams."""
 
@@ -99,29 +100,8 @@ class AsyncEngine:
         """The vector of a prompt. Raises RequestError or QueueFullError where it cannot be had."""
         return await self._with_streams(lambda streams: streams.embed(prompt_ids, rid))
 
-    async def give_up(self, names: list[str] | None = None) -> int:
-        """End the requests of these names, or all: Engine.give_up."""
-        return await self._with_streams(lambda streams: streams.give_up(names))
-
-    async def flush_cache(self) -> int:
-        """Forget the prefixes that no request holds. Returns their tokens."""
-        return await self._with_streams(lambda streams: streams.flush_cache())
-
-    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        """Other weights in place: Engine.update_weights. Raises RequestError where they do not
-        fit."""
-        return await self._with_streams(lambda streams: streams.update_weights(model, draft_model))
-
-    async def sleep(self, level: int = 1) -> int:
-        """Give memory back: Engine.sleep. Raises RequestError where it cannot."""
-        return await self._with_streams(lambda streams: streams.sleep(level))
-
-    async def wake(self) -> None:
-        """Take it again: Engine.wake. Raises RequestError where it cannot."""
-        await self._with_streams(lambda streams: streams.wake())
-
-    async def is_sleeping(self) -> bool:
-        return await self._with_streams(lambda streams: streams.is_sleeping())
+    async def operate(self, what: str, **arguments: Any) -> Any:
+        return await self._with_streams(lambda streams: streams.operate(what, **arguments))
 
     async def _with_streams(self, call: Callable[[Streams], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.draft_depth import depths_within
 from specengine.engine.round.key import InFlightRound
 
@@ -24,7 +24,7 @@ class Launched:
     """A round in flight, and how it came to be launched."""
 
     in_flight: InFlightRound
-    choice: Decision
+    choice: DepthChoice
     paused: bool  # the drafter does not observe it
     followed: bool  # it was launched before the one before it was collected
     started: float  # when its time began, by perf_counter

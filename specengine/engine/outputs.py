@@ -8,7 +8,6 @@ from typing import Any
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.spec_stats import DepthChoice, SpecStats, count_at
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choose import Decision
 from specengine.runner.fallbacks import GraphStats
 from specengine.scheduler.split_policy import SplitDecision
 
@@ -83,7 +82,7 @@ class EngineStats:
     num_eager_forwards: int = 0
     graphs: dict[str, GraphStats] = field(default_factory=dict)  # by kind: decode, prefill, round
     spec: SpecTotals = field(default_factory=SpecTotals)
-    depth: Decision | None = None  # of drafts, where it is chosen
+    depth: DepthChoice | None = None  # of drafts, where it is chosen
     model_name: str = ""
     algorithm: str = ""  # how drafts are made; "none" where they are not
     drafts_trees: bool = False

@@ -16,7 +16,7 @@ from specengine.core.parallel import Link, NoLink
 from specengine.core.pooling import Pooling
 from specengine.core.sharing import ExpertSharers
 from specengine.core.spec import PrefillResult, Verifier
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.runner.worker import TpModelWorker
@@ -42,7 +42,7 @@ class EngineParts:
     verifier: Verifier
     sample_prefill: Callable[[LogitsOutput, ScheduleBatch, BeginAsync | None], PrefillResult]
     grammars: GrammarCompiler
-    fixed_depth: Decision  # of rounds for which none is chosen
+    fixed_depth: DepthChoice  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
     pooling: Pooling | None = None  # of an embedding model
     link: Link = field(default_factory=NoLink)  # to the other ranks

@@ -12,10 +12,10 @@ from specengine.core.drafter import Drafter
 from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
+from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.agree import agreed
-from specengine.engine.adaptive.choose import Decision, DrafterPause
-from specengine.engine.adaptive.costs import DraftShape
+from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.background_capture import BackgroundCapture
 from specengine.engine.draft_depth import depths_within, draft_within_limits
@@ -63,10 +63,10 @@ class RoundPipeline:
         self.is_disturbed: Callable[[], bool] = lambda: False  # by prompts that run beside rounds
         self.background_capture = BackgroundCapture(executor, drafter)
         self.pause = DrafterPause() if chooser is not None and executor.may_pause else None
-        self._deepest = Decision(executor.steps[-1], "as deep as there are graphs", None)
+        self._deepest = DepthChoice(executor.steps[-1], "as deep as there are graphs", None)
         self._num_choices = 0
         self._num_paused = 0
-        self._chosen: Decision | None = None  # for the next round, which could not follow
+        self._chosen: DepthChoice | None = None  # for the next round, which could not follow
         self._collected: float | None = None  # when the last round was, if nothing has run since
         self._last: tuple[int, DraftShape] | None = None  # the last collected round's batch size
         # What drafts from text: the drafter itself, or the other half of a hybrid.
@@ -294,14 +294,14 @@ class RoundPipeline:
         """For the tokens of a round that is not committed, and those of the next."""
         return self.executor.most_tokens + self.executor.round_slots
 
-    def _choose(self, reqs: list[Req]) -> tuple[Decision, bool]:
+    def _choose(self, reqs: list[Req]) -> tuple[DepthChoice, bool]:
         """What to draft, and whether the drafter stays paused."""
         chooser = self.chooser
         if chooser is None:
             return self._deepest, False
         return agreed(self.link, lambda: self._choose_by_costs(chooser, reqs))
 
-    def _choose_by_costs(self, chooser: AdaptiveSteps, reqs: list[Req]) -> tuple[Decision, bool]:
+    def _choose_by_costs(self, chooser: AdaptiveSteps, reqs: list[Req]) -> tuple[DepthChoice, bool]:
         batch_size = len(reqs)
         if self._num_choices % _CONTEXT_EVERY == 0:
             context = sum(req.kv_len for req in reqs) / batch_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineE
 from specengine.core.sampling import SamplingParams
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.serving.messages import Request
+from specengine.engine.serving.operations import Operations
 from specengine.engine.serving.streams import Streams, decode_answer
 from specengine.engine.tokens import check_token_ids, is_text
 from specengine.server.processes.channel import EngineInfo
@@ -20,7 +21,7 @@ from specengine.server.processes.channel import EngineInfo
 ANSWERED = 2.0  # seconds that /metrics waits for an engine that is busy
 
 
-class DistantEngine(ABC):
+class DistantEngine(Operations):
     """A ServedEngine, of one event loop. A subclass carries messages: `_carry` sends one, and
     `_streams.receive` takes what comes back."""
 
@@ -89,28 +90,8 @@ class DistantEngine(ABC):
         """See AsyncEngine.embed."""
         return await self._streams.embed(prompt_ids, rid)
 
-    async def give_up(self, names: list[str] | None = None) -> int:
-        """See AsyncEngine.give_up."""
-        return await self._streams.give_up(names)
-
-    async def flush_cache(self) -> int:
-        """See AsyncEngine.flush_cache."""
-        return await self._streams.flush_cache()
-
-    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        """See AsyncEngine.update_weights."""
-        return await self._streams.update_weights(model, draft_model)
-
-    async def sleep(self, level: int = 1) -> int:
-        """See AsyncEngine.sleep."""
-        return await self._streams.sleep(level)
-
-    async def wake(self) -> None:
-        """See AsyncEngine.wake."""
-        await self._streams.wake()
-
-    async def is_sleeping(self) -> bool:
-        return await self._streams.is_sleeping()
+    async def operate(self, what: str, **arguments: Any) -> Any:
+        return await self._streams.operate(what, **arguments)
 
     def shutdown(self) -> None:
         """Open requests end with an error; the engine itself goes on."""

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.server.metrics_names import PREFIX, LabelledCollector, RenamedCollector, families
 from specengine.server.metrics_shared import shared
@@ -191,7 +191,7 @@ def _snapshots(stats: EngineStats) -> Iterable[Metric]:
         yield CounterMetricFamily(name, text, value=count)
 
 
-def _depth(depth: Decision) -> Iterable[Metric]:
+def _depth(depth: DepthChoice) -> Iterable[Metric]:
     """The reason is a label: it changes between scrapes."""
     name = PREFIX + "speculative_num_steps"
     yield GaugeMetricFamily(name, "Depth of drafts, as chosen by cost", value=depth.num_steps)

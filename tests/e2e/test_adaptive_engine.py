@@ -15,7 +15,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import ConfigError
 from specengine.core.spec import DraftProposal
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from tests.e2e.test_spec_control import CASES, NEW_TOKENS, PROMPTS, Case, folders
 
@@ -60,9 +60,9 @@ def choose(llm: LLM, depth_of: Callable[[], int], monkeypatch: pytest.MonkeyPatc
     """Let depth_of decide. Gives the depths, as they are asked for."""
     chosen: list[int] = []
 
-    def decide(batch_size: int) -> Decision:
+    def decide(batch_size: int) -> DepthChoice:
         chosen.append(depth_of())
-        return Decision(chosen[-1], "as the test says", None)
+        return DepthChoice(chosen[-1], "as the test says", None)
 
     monkeypatch.setattr(adaptive_of(llm).chooser, "choose", decide)
     return chosen

@@ -13,9 +13,8 @@ from specengine import LLM, SamplingParams, SpecControl
 from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.grammar import GrammarSpec
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import HybridAcceptance
-from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.draft_nodes import best_nodes
 from tests.e2e.test_adaptive_engine import adaptive_of, make, run
 from tests.e2e.test_spec_control import CASES, TREE, Case, folders
@@ -40,9 +39,9 @@ class Seen:
         rng, self.shape = random.Random(1), DraftShape(0)
         cut = [one for one in steps.shapes if one.num_nodes is not None]
 
-        def choose(batch_size: int) -> Decision:
+        def choose(batch_size: int) -> DepthChoice:
             self.shape = rng.choice(rng.choice([cut, steps.shapes]))
-            return Decision(self.shape.num_steps, "drawn", None, self.shape.num_nodes)
+            return DepthChoice(self.shape.num_steps, "drawn", None, self.shape.num_nodes)
 
         def watched(batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
             self.rounds.append((self.shape, proposal))
@@ -73,7 +72,7 @@ def test_what_smaller_trees_accept_is_known_from_whole_ones(
     llm = make(folders, case)
     inner, steps = llm.engine.host_round, adaptive_of(llm).chooser
     run_whole, draft, told = inner.run, inner.drafter.draft, []
-    monkeypatch.setattr(steps, "choose", lambda _: Decision(steps.steps[-1], "whole", None))
+    monkeypatch.setattr(steps, "choose", lambda _: DepthChoice(steps.steps[-1], "whole", None))
 
     def accepted(batch: ScheduleBatch, proposal: DraftProposal, size: int) -> list[int]:
         small = best_nodes(proposal, size)

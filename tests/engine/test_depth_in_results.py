@@ -16,8 +16,7 @@ from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
-from specengine.core.spec_stats import SpecStats
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice, SpecStats
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics
 from specengine.engine.pipeline import RoundPipeline
@@ -43,11 +42,11 @@ class Steered(AdaptiveSteps):
     def __init__(self, depth: Callable[[int], int]) -> None:
         super().__init__([0, 1, 2, 3])
         self.depth = depth
-        self.made: list[Decision] = []
+        self.made: list[DepthChoice] = []
 
-    def choose(self, batch_size: int) -> Decision:
+    def choose(self, batch_size: int) -> DepthChoice:
         number = len(self.made)
-        self.made.append(Decision(self.depth(number), f"choice {number}", None))
+        self.made.append(DepthChoice(self.depth(number), f"choice {number}", None))
         return self.made[-1]
 
 
@@ -99,7 +98,7 @@ def test_requests_that_end_together_share_one_report(
     llm = make(target, TEXT)
     steered, asked = steer(llm, lambda number: number % 3), []
 
-    def resolved(choice: Decision) -> Decision:
+    def resolved(choice: DepthChoice) -> DepthChoice:
         asked.append(choice)
         return replace(choice, reason="told")
 
@@ -286,7 +285,7 @@ def watch_rounds(rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def test_choices_add_up() -> None:
-    deep, none = Decision(2, "deep", 1.23456, 4), Decision(0, "none", None)
+    deep, none = DepthChoice(2, "deep", 1.23456, 4), DepthChoice(0, "none", None)
     one, other, total = SpecStats(), SpecStats(), SpecStats()
     for depth in (deep, none, deep):
         one.record(2, 1, depth)

@@ -14,10 +14,10 @@ import pytest
 from torch import Tensor
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
+from specengine.core.spec_stats import DepthChoice
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObservation
-from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.forward_graphs_build import _kinds_of_rounds
@@ -378,7 +378,7 @@ def steered(
     """From now on depths are those. Returns what is observed."""
     costs = RunningCosts(StepCosts({1: {0: 1.0, rounds.steps[-1]: 1.5}}))
     depths = AdaptiveSteps(rounds.steps, costs, model_steps=3, pads=True)
-    decisions = (Decision(depth, "as the test wants", None) for depth in chosen)
+    decisions = (DepthChoice(depth, "as the test wants", None) for depth in chosen)
     monkeypatch.setattr(depths, "choose", lambda size: next(decisions))
     seen, observe = list[Observed](), depths.observe
 

@@ -13,7 +13,7 @@ from specengine.core.errors import EngineStoppedError, QueueFullError, RequestEr
 from specengine.core.grammar import GrammarSpec
 from specengine.core.request import FinishReason, Req, TokenLogprob
 from specengine.core.sampling import SamplingParams
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.loop import Engine
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats, RequestOutput
@@ -278,7 +278,7 @@ def test_sampling_and_statistics_survive_the_way() -> None:
     )
     message = Generate("a", 3, [1, 2], params, True)
     assert sent(message, Request) == message
-    stats = EngineStats(depth=Decision(2, "why", 1.5, 6), num_aborts=3)
+    stats = EngineStats(depth=DepthChoice(2, "why", 1.5, 6), num_aborts=3)
     assert sent(stats, EngineStats) == stats
     refused = Refused.of(1, RequestError("no", "field"))
     assert isinstance(sent(refused, Reply).error(), RequestError)

@@ -18,9 +18,8 @@ from specengine.core.config import EngineConfig, ServerConfig
 from specengine.core.errors import EngineStoppedError, RequestError
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec_stats import SpecStats
+from specengine.core.spec_stats import DepthChoice, SpecStats
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choose import Decision
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.tokens import encode_text
@@ -47,8 +46,8 @@ def make_tokenizer() -> Any:
 
 
 DEPTHS = [  # of rounds, in turns
-    Decision(4, "batch 2: K=4, 1.50x of none; acceptance 0.80", 1.5),
-    Decision(6, "batch 2: K=6 tried for a round; K=4 stands", 1.45),
+    DepthChoice(4, "batch 2: K=4, 1.50x of none; acceptance 0.80", 1.5),
+    DepthChoice(6, "batch 2: K=6 tried for a round; K=4 stands", 1.45),
 ]
 
 
@@ -154,7 +153,7 @@ class FakeEngine:
             num_cached_tokens=10,
             num_generated_tokens=7,
             spec=SpecTotals(8, 5, 20, 9, [5, 4]),
-            depth=Decision(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
+            depth=DepthChoice(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
         )
 
     async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:

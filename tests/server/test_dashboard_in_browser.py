@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specengine.core.config import ServerConfig
+from specengine.core.spec_stats import DepthChoice
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestTimes
 from specengine.server.app import create_app
 from specengine.server.run import background_server
@@ -49,7 +49,7 @@ class BusyEngine(FakeEngine):
             num_cached_tokens=300 * self.asked,
             num_generated_tokens=100 * self.asked + self.spec.num_accepted_tokens,
             spec=self.spec,
-            depth=Decision(2 + wave // 4, f"batch {8 + wave}: K=3, 1.84x of none", 1.84),
+            depth=DepthChoice(2 + wave // 4, f"batch {8 + wave}: K=3, 1.84x of none", 1.84),
             model_name="fake",
             algorithm="EAGLE3",
         )

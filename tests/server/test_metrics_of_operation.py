@@ -8,9 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specengine.core.request import FinishReason
-from specengine.core.spec_stats import SpecStats
+from specengine.core.spec_stats import DepthChoice, SpecStats
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.server.metrics import ServerMetrics
 from specengine.server.metrics_names import VLLM
@@ -32,7 +31,7 @@ def full_stats(**more: Any) -> EngineStats:
         num_retractions=1,
         num_aborts=5,
         spec=spec,
-        depth=Decision(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
+        depth=DepthChoice(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
         model_name="small",
         algorithm="EAGLE3",
         **more,

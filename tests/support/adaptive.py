@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
+from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
-from specengine.engine.adaptive.costs import DraftShape, StepCosts
+from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.state import AdaptiveSteps
 
 
@@ -14,9 +14,9 @@ class ChosenDepths(AdaptiveSteps):
     def __init__(self, depth: Callable[[int], int]) -> None:
         super().__init__([0, 1, 2, 3])
         self.depth = depth
-        self.made: list[Decision] = []
+        self.made: list[DepthChoice] = []
 
-    def choose(self, batch_size: int) -> Decision:
+    def choose(self, batch_size: int) -> DepthChoice:
         number = len(self.made)
-        self.made.append(Decision(self.depth(number), f"choice {number}", None))
+        self.made.append(DepthChoice(self.depth(number), f"choice {number}", None))
         return self.made[-1]

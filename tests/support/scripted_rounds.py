@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from specengine.core.spec import VerifyResult
+from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import RoundObservation
-from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.key import RoundPlan
 
@@ -106,12 +105,12 @@ class ScriptedDepths:
         assert seconds >= 0
         self.hosts.append((size, shape.num_steps))
 
-    def kept(self, batch_size: int) -> Decision | None:
-        return Decision(self.observed[-1][1], "as before", None) if self.observed else None
+    def kept(self, batch_size: int) -> DepthChoice | None:
+        return DepthChoice(self.observed[-1][1], "as before", None) if self.observed else None
 
-    def choose(self, batch_size: int) -> Decision:
+    def choose(self, batch_size: int) -> DepthChoice:
         num_nodes = self.sizes.pop(0) if self.sizes else None
-        return Decision(self.plan.pop(0), f"of {batch_size}", None, num_nodes)
+        return DepthChoice(self.plan.pop(0), f"of {batch_size}", None, num_nodes)
 
     def observe(self, one: RoundObservation) -> None:
         assert one.limits is not None

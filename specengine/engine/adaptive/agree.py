@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specengine.core.parallel import Link
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 
 _TOLD = "as rank 0 has chosen"
 
 
-def agreed(link: Link, choose: Callable[[], tuple[Decision, bool]]) -> tuple[Decision, bool]:
+def agreed(link: Link, choose: Callable[[], tuple[DepthChoice, bool]]) -> tuple[DepthChoice, bool]:
     """What to draft, and whether the drafter stays paused: what `choose` gives on rank 0, where
     alone it is called."""
     if link.communicator.size == 1:
         return choose()
-    made: list[tuple[Decision, bool]] = []
+    made: list[tuple[DepthChoice, bool]] = []
 
     def numbers() -> tuple[int, ...]:
         made.append(choose())
@@ -25,4 +25,4 @@ def agreed(link: Link, choose: Callable[[], tuple[Decision, bool]]) -> tuple[Dec
     num_steps, num_nodes, paused = link.decide(numbers)
     if made:
         return made[0]
-    return Decision(num_steps, _TOLD, None, num_nodes or None), bool(paused)
+    return DepthChoice(num_steps, _TOLD, None, num_nodes or None), bool(paused)

@@ -7,7 +7,7 @@ import logging
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.parallel import Link
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.costs import Costs
 from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.adaptive.host_rounds import AdaptiveRound
@@ -57,11 +57,11 @@ def why_fixed(config: EngineConfig, verifier: TreeVerifier) -> str | None:
     return None
 
 
-def fixed_depth(config: EngineConfig, drafter: Drafter, verifier: TreeVerifier) -> Decision:
+def fixed_depth(config: EngineConfig, drafter: Drafter, verifier: TreeVerifier) -> DepthChoice:
     """The decision for rounds whose depth is not chosen."""
     steps = deepest(config.spec, drafter)
     reason = why_fixed(config, verifier) or _RECORDED
-    return Decision(steps, f"K={steps}, {reason}", None)
+    return DepthChoice(steps, f"K={steps}, {reason}", None)
 
 
 def deepest(spec: SpecConfig, drafter: Drafter) -> int:

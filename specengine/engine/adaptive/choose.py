@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from specengine.engine.adaptive.costs import PLAIN, Costs, DraftShape
+from specengine.core.spec_stats import DepthChoice, DraftShape
+from specengine.engine.adaptive.costs import PLAIN, Costs
 from specengine.engine.adaptive.estimate import Estimate
 
 PROBE_SHARE = 0.005  # of all time that probes may lose
@@ -17,22 +17,7 @@ _PAUSED = 600  # rounds
 _ACTIVE = 16
 
 
-@dataclass(frozen=True)
-class Decision:
-    """num_steps, num_nodes: as in DraftShape. reason: one line for logs and metrics. expected_gain:
-    tokens a second over those of plain decoding; None while costs are unknown."""
-
-    num_steps: int
-    reason: str
-    expected_gain: float | None
-    num_nodes: int | None = None
-
-    @cached_property
-    def shape(self) -> DraftShape:
-        return DraftShape(self.num_steps, self.num_nodes)
-
-
-def decide(shape: DraftShape, estimate: Estimate) -> Decision:
+def decide(shape: DraftShape, estimate: Estimate) -> DepthChoice:
     """The decision for a shape, with the figures of an estimate."""
     gain = estimate.gain(shape)
     shown = shape if shape.num_steps else estimate.best_draft
@@ -43,7 +28,7 @@ def decide(shape: DraftShape, estimate: Estimate) -> Decision:
         else f"batch {estimate.batch_size}: K=0, the best draft {shown} would be "
         f"{estimate.gain(shown):.2f}x of none; acceptance {chances}"
     )
-    return Decision(shape.num_steps, reason, gain, shape.num_nodes)
+    return DepthChoice(shape.num_steps, reason, gain, shape.num_nodes)
 
 
 @dataclass(frozen=True)
@@ -95,7 +80,7 @@ class ProbeBudget:
 class BucketState:
     """What is kept for the batch sizes up to a power of two."""
 
-    kept: Decision | None = None  # the choice until it is changed
+    kept: DepthChoice | None = None  # the choice until it is changed
     round: int = 0
     changed: int = 0  # round of the last change
     probed: int = 0  # round of the last probe
@@ -124,20 +109,20 @@ class Chooser:
         self._deepest = DraftShape(steps[-1])
         self._tries = (self._deepest, policy.deep_tries), (PLAIN, policy.plain_tries)
 
-    def first_try(self, state: BucketState, batch_size: int) -> Decision | None:
+    def first_try(self, state: BucketState, batch_size: int) -> DepthChoice | None:
         """A round that measures a cost, where costs are to be learned and are not known yet."""
         for shape, count in self._tries:
             if state.tries[shape] < count:
                 state.tries[shape] += 1
                 reason = f"batch {batch_size}: measuring the cost of {shape}"
-                return Decision(shape.num_steps, reason, None)
+                return DepthChoice(shape.num_steps, reason, None)
         return None
 
-    def choose(self, state: BucketState, batch_size: int, estimate: Estimate | None) -> Decision:
+    def choose(self, state: BucketState, batch_size: int, estimate: Estimate | None) -> DepthChoice:
         """estimate: None while costs are unknown."""
         if estimate is None:
             reason = f"batch {batch_size}: {self._deepest}, the cost of drafts is not known yet"
-            return Decision(self._deepest.num_steps, reason, None)
+            return DepthChoice(self._deepest.num_steps, reason, None)
         decision = state.kept
         if decision is None:
             return self._change(state, estimate.best, estimate)
@@ -166,15 +151,15 @@ class Chooser:
             state.plain_left = self.policy.plain_tries - 1
         return self._probe(state, target, estimate)
 
-    def _change(self, state: BucketState, shape: DraftShape, estimate: Estimate) -> Decision:
+    def _change(self, state: BucketState, shape: DraftShape, estimate: Estimate) -> DepthChoice:
         state.kept, state.changed = decide(shape, estimate), state.round
         return state.kept
 
-    def _probe(self, state: BucketState, target: DraftShape, estimate: Estimate) -> Decision:
+    def _probe(self, state: BucketState, target: DraftShape, estimate: Estimate) -> DepthChoice:
         state.probed, state.last_probe = state.round, target
         tried = f"{target} tried for a round; {state.kept_shape} stands"
         reason = f"batch {estimate.batch_size}: {tried}"
-        return Decision(target.num_steps, reason, estimate.gain(target), target.num_nodes)
+        return DepthChoice(target.num_steps, reason, estimate.gain(target), target.num_nodes)
 
     def _is_worth_it(self, kept: DraftShape, best: DraftShape, estimate: Estimate) -> bool:
         if best == kept:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import NamedTuple
+
+from specengine.core.spec_stats import DraftShape
 
 Curve = dict[int, float]  # seconds by num_steps, or by another ascending number
 
@@ -22,18 +23,6 @@ _STALE = 512  # rounds of the same batch size after which a cost must be measure
 _CELLS = 4  # that learned costs have for each level drafted by all requests
 
 _NONE: Mapping[int, Mapping[int, Curve]] = {}
-
-
-class DraftShape(NamedTuple):
-    """What a round may draft: a depth and, for a tree that is cut to its best nodes, how many of
-    them, root included; None for chains and whole trees."""
-
-    num_steps: int
-    num_nodes: int | None = None
-
-    def __str__(self) -> str:
-        nodes = "" if self.num_nodes is None else f" with {self.num_nodes} nodes"
-        return f"K={self.num_steps}{nodes}"
 
 
 PLAIN = DraftShape(0)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive.acceptance import (
     Acceptance,
     HybridAcceptance,
     RoundObservation,
     merged,
 )
-from specengine.engine.adaptive.costs import PLAIN, Costs, DraftShape, bucket
+from specengine.engine.adaptive.costs import PLAIN, Costs, bucket
 
 BUFFERED = 4  # rounds that are learned from at once
 _HOST_SAMPLES = 8  # rounds of which the median counts

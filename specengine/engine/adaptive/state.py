@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from specengine.core.spec_stats import DepthChoice
+from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
-from specengine.engine.adaptive.choose import BucketState, Chooser, Decision, Policy, decide
-from specengine.engine.adaptive.costs import (
-    PLAIN,
-    Costs,
-    DraftShape,
-    RunningCosts,
-    StepCosts,
-    bucket,
-)
+from specengine.engine.adaptive.choose import BucketState, Chooser, Policy, decide
+from specengine.engine.adaptive.costs import PLAIN, Costs, RunningCosts, StepCosts, bucket
 from specengine.engine.adaptive.estimate import Estimate, Estimator, HostSeconds, all_shapes
 
 
@@ -61,9 +54,9 @@ class AdaptiveSteps:
         self._chooser = Chooser(self.steps, self.costs, self.policy)
         self._buckets: dict[int, BucketState] = {}  # by batch size; a bucket's sizes share one
         self._batch_size = 0  # of the last choice
-        self._last: Decision | None = None
+        self._last: DepthChoice | None = None
 
-    def choose(self, batch_size: int) -> Decision:
+    def choose(self, batch_size: int) -> DepthChoice:
         """Choose the depth of the next round of so many requests."""
         state = self._bucket(batch_size)
         state.round += 1
@@ -109,7 +102,7 @@ class AdaptiveSteps:
         """So many rounds of the kept shape, without drafts, have run and are not observed."""
         self._bucket(batch_size).budget.pending += rounds
 
-    def kept(self, batch_size: int) -> Decision | None:
+    def kept(self, batch_size: int) -> DepthChoice | None:
         """The choice that is kept for such batches; None before the first choice by estimate."""
         return self._bucket(batch_size).kept
 
@@ -122,13 +115,13 @@ class AdaptiveSteps:
         return choice
 
     @property
-    def current(self) -> Decision | None:
+    def current(self) -> DepthChoice | None:
         """What stands for the batch size of the last round, with figures that are a few rounds old
         at most; the last choice while nothing stands; None before the first round. Any thread may
         read it."""
         return self._with_figures(self.estimator.peek)
 
-    def _with_figures(self, estimate_of: Callable[[int], Estimate | None]) -> Decision | None:
+    def _with_figures(self, estimate_of: Callable[[int], Estimate | None]) -> DepthChoice | None:
         batch_size = self._batch_size
         state = self._buckets.get(batch_size)
         if state is None or state.kept is None:

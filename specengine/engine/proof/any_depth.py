@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.state import AdaptiveSteps
 
 
@@ -17,6 +17,6 @@ class AnyDepth(AdaptiveSteps):
         super().__init__(steps, sizes=sizes)
         self.random = Random(0)
 
-    def choose(self, batch_size: int) -> Decision:
+    def choose(self, batch_size: int) -> DepthChoice:
         shape = self.random.choice(self.shapes)
-        return Decision(shape.num_steps, f"batch {batch_size}: drawn", None, shape.num_nodes)
+        return DepthChoice(shape.num_steps, f"batch {batch_size}: drawn", None, shape.num_nodes)

@@ -12,7 +12,7 @@ from typing import Any
 from specengine.core.config import EngineConfig
 from specengine.core.request import FinishReason, Req
 from specengine.core.sampling import SamplingParams
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats
 
@@ -107,6 +107,10 @@ class ScriptedEngine:
         self.pace.pass_time(len(self.choices), start)
         return changed
 
+    def take_changed(self) -> list[Choice]:
+        """`advance` gives all."""
+        return []
+
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.choices),
@@ -123,4 +127,4 @@ class ScriptedEngine:
         pass
 
 
-NO_DEPTH = Decision(0, "scripted", None)
+NO_DEPTH = DepthChoice(0, "scripted", None)

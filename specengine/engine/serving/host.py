@@ -75,13 +75,13 @@ class EngineHost:
         self._commands: deque[Callable[[], object]] = deque()
         self._fronts: dict[Hashable, FrontEnd] = {}
         self._open: dict[str, Open] = {}
-        self.operations: dict[str, Callable[..., Any]] = {
+        self._operations: dict[str, Callable[..., Any]] = {
             "stats": lambda: engine.stats(),
-            "give_up": self._give_up,
+            "give_up": lambda names: engine.give_up(names),
             "flush_cache": lambda: engine.flush_cache(),
-            "update_weights": self._update_weights,
-            "sleep": self._sleep,
-            "wake": self._wake_engine,
+            "update_weights": lambda model, draft_model: engine.update_weights(model, draft_model),
+            "sleep": lambda level: engine.sleep(level),
+            "wake": lambda: engine.wake(),
             "is_sleeping": lambda: engine.sleeper.is_asleep,
         }
 
@@ -208,38 +208,16 @@ class EngineHost:
         self._open.pop(one.rid, None)
         one.front.requests.pop(one.streams.start, None)
 
-    def _give_up(self, names: list[str] | None = None) -> int:
-        count = self._engine.give_up(names)
-        self._collect(self._engine.take_changed())
-        return count
-
-    def _update_weights(self, model: str | None, draft_model: str | None) -> int:
-        """Others' requests wait meanwhile."""
-        try:
-            tokens = self._engine.update_weights(model, draft_model)
-        finally:
-            self._collect(self._engine.take_changed())
-        return tokens
-
-    def _sleep(self, level: int) -> int:
-        """Others' requests wait until it wakes."""
-        try:
-            return self._engine.sleep(level)
-        finally:
-            self._collect(self._engine.take_changed())
-
-    def _wake_engine(self) -> int:
-        self._engine.wake()
-        return 0
-
     def _answer(self, message: Ask) -> Answer:
-        operation = self.operations.get(message.what)
+        operation = self._operations.get(message.what)
         try:
             if operation is None:
                 raise RequestError(f"this engine has no {message.what}")
             found = msgspec.msgpack.encode(operation(**message.arguments))
         except SpecEngineError as error:
             return Answer(message.number, msgspec.Raw(b"\xc0"), str(error))
+        finally:
+            self._collect(self._engine.take_changed())  # it may have ended requests
         return Answer(message.number, msgspec.Raw(found))
 
     def _pool(self) -> GrammarPool:

@@ -18,7 +18,6 @@ from specengine.core.errors import (
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
-from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import RequestTimes
 
 
@@ -56,33 +55,6 @@ class Ask(Struct, tag="ask"):
 Request = Hello | Generate | Abort | Ask
 
 
-class SpecCounts(Struct):
-    """SpecStats; `depth` as what it says."""
-
-    num_steps: int
-    num_draft_tokens: int
-    num_accepted: int
-    histogram: list[int]
-    is_lossy: bool
-    depth_histogram: list[int]
-    depth: Decision | None
-
-    @classmethod
-    def of(cls, spec: SpecStats) -> SpecCounts:
-        one = spec.depth
-        depth = (
-            None
-            if one is None
-            else Decision(one.num_steps, one.reason, one.expected_gain, one.num_nodes)
-        )
-        counts = (spec.num_steps, spec.num_draft_tokens, spec.num_accepted, spec.histogram)
-        return cls(*counts, spec.is_lossy, spec.depth_histogram, depth)
-
-    def stats(self) -> SpecStats:
-        counts = (self.num_steps, self.num_draft_tokens, self.num_accepted, self.histogram)
-        return SpecStats(*counts, self.is_lossy, self.depth_histogram, self.depth)
-
-
 class Beginning(Struct):
     """What is known of a choice when its first tokens are."""
 
@@ -96,7 +68,7 @@ class Ending(Struct):
 
     finish_reason: FinishReason
     times: RequestTimes
-    spec: SpecCounts
+    spec: SpecStats
     embedding: list[float] | None = None
 
 

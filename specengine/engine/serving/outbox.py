@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specengine.engine.outgoing import Choice
-from specengine.engine.serving.messages import Beginning, Detail, Ending, Gained, Reply, SpecCounts
+from specengine.engine.serving.messages import Beginning, Detail, Ending, Gained, Reply
 
 Send = Callable[[Reply], bool]  # False: not now; what was given is not taken
 
@@ -102,5 +102,5 @@ def _detail(stream: int, choice: Choice) -> Detail:
     if not start:
         beginning = Beginning(req.prefix_hit_len, choice.times, req.prompt_logprobs)
     if req.finish_reason is not None:
-        ending = Ending(req.finish_reason, choice.times, SpecCounts.of(req.spec), choice.embedding)
+        ending = Ending(req.finish_reason, choice.times, req.spec, choice.embedding)
     return Detail(stream, req.logprobs[start:], beginning, ending)

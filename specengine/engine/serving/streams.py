@@ -60,7 +60,7 @@ class OpenChoice:
             self.prompt_logprobs = beginning.prompt_logprobs
         if (ending := detail.ending) is not None:
             self.finish, self.times = ending.finish_reason, ending.times
-            self.spec = ending.spec.stats()
+            self.spec = ending.spec
             self.embedding = ending.embedding
 
     def take_output(self) -> RequestOutput:
@@ -185,38 +185,15 @@ class Streams:
                     return output.embedding
         raise RequestError("the engine gave this request up")
 
-    async def give_up(self, names: list[str] | None) -> int:
-        """End requests: Engine.give_up."""
-        return int(decode_answer(await self.ask("give_up", names=names), int))
-
-    async def flush_cache(self) -> int:
-        """Forget the prefixes that no request holds. Returns their tokens."""
-        return int(decode_answer(await self.ask("flush_cache"), int))
-
-    async def update_weights(self, model: str | None, draft_model: str | None) -> int:
-        """Engine.update_weights. Raises RequestError where they do not fit."""
-        return await self._operate("update_weights", model=model, draft_model=draft_model)
-
-    async def sleep(self, level: int) -> int:
-        """Engine.sleep. Raises RequestError where it cannot."""
-        return await self._operate("sleep", level=level)
-
-    async def wake(self) -> None:
-        """Engine.wake. Raises RequestError where it cannot."""
-        await self._operate("wake")
-
-    async def is_sleeping(self) -> bool:
-        return bool(decode_answer(await self.ask("is_sleeping"), bool))
-
-    async def _operate(self, what: str, **arguments: Any) -> int:
-        """An operation that gives a number, and may be refused."""
+    async def operate(self, what: str, **arguments: Any) -> Any:
+        """The result of an operation that the engine may refuse: see Operations."""
         try:
             answer = await self.ask(what, **arguments)
         except EngineStoppedError:
             raise
         except SpecEngineError as error:
             raise RequestError(str(error)) from error
-        return int(decode_answer(answer, int))
+        return msgspec.msgpack.decode(answer)
 
     async def ask(self, what: str, **arguments: Any) -> bytes:
         """The result of one of the host's operations, as MessagePack. Raises SpecEngineError."""

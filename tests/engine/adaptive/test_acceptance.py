@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive.acceptance import (
     Acceptance,
     HybridAcceptance,
@@ -16,7 +17,7 @@ from specengine.engine.adaptive.acceptance import (
     RoundObservation,
     merged,
 )
-from specengine.engine.adaptive.costs import DraftShape, RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.adaptive.estimate import expected_tokens
 from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.support.adaptive import DEPTH, TreeWorld, chances, ranks_of, seen, tree_cost, tree_of

@@ -6,8 +6,8 @@ from statistics import mode
 
 import pytest
 
-from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive.costs import ContextCost, DraftShape, StepCosts
+from specengine.core.spec_stats import DepthChoice, DraftShape
+from specengine.engine.adaptive.costs import ContextCost, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.support.adaptive import (
     DEPTH,
@@ -176,7 +176,7 @@ def test_the_standing_choice_is_resolved_with_the_figures_of_now() -> None:
     standing = steps.kept(1)
     assert standing is not None
     assert steps.resolved(standing) == steps.current != standing
-    tried = Decision(1, "K=1 tried for a round", None)
+    tried = DepthChoice(1, "K=1 tried for a round", None)
     assert steps.resolved(tried) is tried, "it never stood"
     steps.choose(64)
     assert steps.resolved(standing) is standing, "of another batch size"
@@ -184,6 +184,6 @@ def test_the_standing_choice_is_resolved_with_the_figures_of_now() -> None:
 
 def test_plain_decoding_is_always_a_choice_and_a_decision_has_one_shape() -> None:
     assert AdaptiveSteps([3]).steps == [0, 3]
-    decision = Decision(3, "why", None, 8)
+    decision = DepthChoice(3, "why", None, 8)
     assert decision.shape is decision.shape
     assert decision.shape == DraftShape(3, 8)

@@ -9,7 +9,8 @@ from itertools import product
 
 import pytest
 
-from specengine.engine.adaptive.costs import PLAIN, DraftShape, RunningCosts, StepCosts
+from specengine.core.spec_stats import DraftShape
+from specengine.engine.adaptive.costs import PLAIN, RunningCosts, StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.support.adaptive import (

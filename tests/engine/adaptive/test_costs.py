@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specengine.engine.adaptive.costs import (
-    PLAIN,
-    ContextCost,
-    DraftShape,
-    RunningCosts,
-    StepCosts,
-    bucket,
-)
+from specengine.core.spec_stats import DraftShape
+from specengine.engine.adaptive.costs import PLAIN, ContextCost, RunningCosts, StepCosts, bucket
 from specengine.engine.adaptive.estimate import HostSeconds
 from tests.support.adaptive import measured
 

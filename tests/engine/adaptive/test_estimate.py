@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive import estimate as module
 from specengine.engine.adaptive.acceptance import Acceptance
 from specengine.engine.adaptive.choose import Policy
-from specengine.engine.adaptive.costs import PLAIN, DraftShape
+from specengine.engine.adaptive.costs import PLAIN
 from specengine.engine.adaptive.estimate import (
     BUFFERED,
     Estimator,

@@ -22,7 +22,7 @@ from specengine.core.grammar import GrammarSpec
 from specengine.core.parallel import Communicator, communicator
 from specengine.core.request import Req
 from specengine.core.sharing import ExpertSharers
-from specengine.engine.adaptive.choose import Decision
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.build import build_engine, load
 from specengine.engine.llm import LLM
 from specengine.engine.loop import Engine
@@ -178,8 +178,8 @@ def test_ranks_ask_for_rounds_of_different_depth(deeper: Path) -> None:
         assert engine.pipeline is not None
         rounds, draws = engine.pipeline.executor, random.Random(ranks.rank)
 
-        def choose(reqs: list[Req]) -> tuple[Decision, bool]:
-            return Decision(draws.choice(rounds.steps), "at random", None), False
+        def choose(reqs: list[Req]) -> tuple[DepthChoice, bool]:
+            return DepthChoice(draws.choice(rounds.steps), "at random", None), False
 
         engine.pipeline._choose = choose  # type: ignore[method-assign]
         said = run_plan(engine, plans[ranks.rank], num_steps=50)
