@@ -37,11 +37,12 @@ class OneExpert(Protocol):
 @dataclass(frozen=True)
 class Operands:
     """What a format's Triton function is given beside inputs: four tensors and constants of its
-    own, and the columns that one step may take at most."""
+    own, and the columns that one step may take at most, and takes at least."""
 
     tensors: tuple[Tensor, Tensor, Tensor, Tensor]
     form: tuple[int, ...]
     most_columns: int
+    least_columns: int = 32
 
 
 @dataclass(frozen=True)

@@ -398,7 +398,8 @@ class _Product:
         )
 
     def _step(self, operands: Operands) -> int:
-        return _step(self.tile.of_bytes(self.x.element_size()).inputs, operands.most_columns)
+        columns = self.tile.of_bytes(self.x.element_size()).inputs
+        return _step(columns, operands.most_columns, operands.least_columns)
 
     def arguments(self, given: Tensor, scale: Tensor | None) -> tuple[list[Tensor], dict[str, Any]]:
         """Tensors from the inputs to the bias, and constants."""
@@ -425,9 +426,9 @@ class _Product:
         return [given, *operands.tensors, bias], constants
 
 
-def _step(columns: int, most: int) -> int:
-    """A power of 2, at most so many columns as the format allows but at least 32."""
-    return max(min(columns, int(triton.next_power_of_2(most))), 32)
+def _step(columns: int, most: int, least: int) -> int:
+    """A power of 2, at most so many columns as the format allows, but at least its least."""
+    return max(min(columns, int(triton.next_power_of_2(most))), least)
 
 
 def run(

@@ -24,6 +24,7 @@ HIDDEN, INNER, COUNT, CHOSEN = 512, 256, 8, 2
 FORMS = (
     *("fp8 blocks", "fp8 rows", "fp8 rows as they are", "fp8 as they are"),
     *("int4", "int4 zeros", "int8", "mxfp4"),
+    *("gguf q4_k", "gguf q5_k", "gguf q6_k"),
 )
 
 
@@ -39,6 +40,12 @@ def one(form: str, rows: int, columns: int) -> tuple[ExpertFormat, Any]:
     if form == "mxfp4":
         blocks = torch.zeros(rows, columns // 32, 16, dtype=torch.uint8)
         return mxfp4.FORMAT, Mxfp4Weight.of(blocks, blocks[:, :, 0])
+    if form.startswith("gguf"):
+        scale = torch.ones(rows, columns // (16 if form.endswith("q6_k") else 32))
+        zero = None if form.endswith("q6_k") else scale.clone()
+        codes = torch.zeros(rows, columns, dtype=torch.uint8)
+        weight = IntWeight.pack(codes, scale, zero, 4 if form.endswith("q4_k") else 8)
+        return int_codes.FORMAT, weight
     scale = torch.ones(rows, columns // 128, dtype=torch.float16)
     zero = torch.zeros_like(scale, dtype=torch.uint8) if form == "int4 zeros" else None
     codes = torch.zeros(rows, columns, dtype=torch.uint8)

@@ -76,6 +76,13 @@ def level(weight: Tensor) -> IntWeight:
     return replace(made, zero=made.zero.float() + 0.3)
 
 
+def level_of_8(weight: Tensor) -> IntWeight:
+    """As `level`, of codes of 5 bits in 8."""
+    made: IntWeight = whole_numbers(8, 32, True, False)(weight)
+    assert made.zero is not None
+    return replace(made, codes=made.codes & 31, zero=made.zero.float() / 9, scale=made.scale * 9)
+
+
 # Name -> format, and what packs one expert's weight.
 CASES: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
     "fp8, a scale": ("fp8", fp8(0, 0, Fp8Input())),
@@ -87,6 +94,8 @@ CASES: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
     "4 bits, a scale a row": ("int", whole_numbers(4, 0, False, False)),
     "4 bits, zeros, in another order": ("int", whole_numbers(4, 32, True, True)),
     "4 bits, zeros between": ("int", level),
+    "8 bits, a scale for 16 columns": ("int", whole_numbers(8, 16, False, False)),
+    "8 bits, zeros between": ("int", level_of_8),
     "8 bits, zeros": ("int", whole_numbers(8, 32, True, False)),
     "mxfp4": ("mxfp4", lambda weight: mxfp4.Mxfp4Weight.of(*mxfp4.quantise(weight))),
 }

@@ -44,9 +44,11 @@ def fp8_weight(kind: str, device: torch.device) -> Fp8Weight:
     return replace(made, input=forms.get(kind))
 
 
-def int_weight(bits: int, zero: str, device: torch.device, ordered: bool = False) -> IntWeight:
+def int_weight(
+    bits: int, zero: str, device: torch.device, ordered: bool = False, group: int = 64
+) -> IntWeight:
     made = torch.randint(0, 1 << bits, (OUTS, COLUMNS), dtype=torch.uint8)
-    scale = draw(OUTS, COLUMNS // 64).abs() / 20
+    scale = draw(OUTS, COLUMNS // group).abs() / 20
     zeros = {
         "none": None,
         "whole": torch.randint(0, 1 << bits, scale.shape, dtype=torch.uint8, device=device),
@@ -113,6 +115,22 @@ def test_int_products_equal_the_reference(
     split = replace(TILE, splits=3)
     assert_near(int_linear_triton.int_linear(x, weight, bias, split), expected)
     assert not counters_of(x.device).any()
+
+
+@pytest.mark.parametrize(
+    ("bits", "zero", "group"), [(4, "broken", 32), (8, "broken", 32), (8, "none", 16)]
+)
+def test_products_with_scales_as_gguf_has_them_equal_the_reference(
+    bits: int, zero: str, group: int, device: torch.device
+) -> None:
+    """Float32, one for 32 columns, or for 16 (Q6_K)."""
+    made = int_weight(bits, zero, device, group=group)
+    weight = replace(made, scale=made.scale.float())
+    x = draw(5, COLUMNS, seed=2).to(device)
+    expected = int_linear(x, weight, None, backend="torch")
+    assert_near(int_linear_triton.int_linear(x, weight, None, TILE), expected)
+    found = dequantise_triton.dequantise(weight, torch.float32)
+    torch.testing.assert_close(found, weight.dequantised())
 
 
 @pytest.mark.parametrize("rows", [1, 17, 70])

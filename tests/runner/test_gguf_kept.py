@@ -18,13 +18,15 @@ from specengine.engine.phases import Phases
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.layers.linear import Linear
 from specengine.layers.quantization import linears
-from specengine.layers.quantization.gguf import KEPT, Gguf
+from specengine.layers.quantization.gguf import KEPT, KEPT_OF_EXPERTS, Gguf
 from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
 from tests.layers.test_quantization import layer_of
 from tests.runner.test_loader_gguf import _small_model, _write
+from tests.support.families import save_small_model
+from tests.support.gguf_files import CONVERSIONS, convert
 
 # One type for each of the parts that are joined, and two that cannot be joined.
 KINDS = {
@@ -53,17 +55,45 @@ def load(file: Path, quantization: str | None) -> Any:
     return load_model(source, find_model_class, torch.float32, cpu, quantization)
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
+# Type -> where the float16 of its blocks begin, and whether it has a least value.
+HALVES = {
+    "q4_0": [0],
+    "q4_1": [0, 2],
+    "q5_0": [0],
+    "q5_1": [0, 2],
+    "q8_0": [0],
+    "q4_k": [0, 2],
+    "q5_k": [0, 2],
+    "q6_k": [208],
+    "mxfp4": [],
+}
+
+
+@pytest.mark.parametrize("kind", HALVES)
 def test_blocks_are_what_the_library_dequantises(kind: str) -> None:
-    values = np.random.default_rng(0).standard_normal((6, 96)).astype(np.float32)
-    values[2, 32:64] = 0.37  # a level block, which has no scale in q4_1
-    packed = gguf.quants.quantize(values, Kind[kind.upper()])
-    layer = layer_of({kind: torch.from_numpy(packed)}, 6, 96)
+    """Random bytes, with scales of both signs; in the second row blocks without one, whose weights
+    are all the least value."""
+    columns, size = gguf.GGML_QUANT_SIZES[Kind[kind.upper()]]
+    generator = np.random.default_rng(0)
+    packed = generator.integers(0, 256, (6, 3 * size), dtype=np.uint8)
+    blocks = packed.reshape(6, 3, size)
+    for at in HALVES[kind]:
+        scales = generator.standard_normal((6, 3)).astype(np.float16)
+        scales[1] *= at != HALVES[kind][0]
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    if kind == "mxfp4":
+        blocks[:, :, 0] = generator.integers(120, 132, (6, 3))
+    layer = layer_of({kind: torch.from_numpy(packed)}, 6, 3 * columns)
     made = Gguf().read(layer)
     layer.finish()
     expected = torch.from_numpy(gguf.quants.dequantize(packed, Kind[kind.upper()]))
-    torch.testing.assert_close(made.dequantised(), expected, rtol=1e-6, atol=1e-7)
-    assert packed.shape[1] == 3 * KEPT[kind]
+    torch.testing.assert_close(made.dequantised(), expected, rtol=1e-6, atol=1e-5)
+    assert made.num_bytes * 8 <= 10 * expected.numel()
+
+
+def test_all_types_that_are_kept_are_tested() -> None:
+    assert set(HALVES) == KEPT_OF_EXPERTS
+    assert {"mxfp4"} == KEPT_OF_EXPERTS - KEPT
 
 
 def test_a_model_keeps_what_it_can(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +127,86 @@ def test_random_blocks_are_of_the_usual_size() -> None:
     tensors = Gguf().random(64, 96, torch.Generator().manual_seed(0))
     made = Gguf().read(layer_of(tensors, 64, 96)).dequantised()
     assert 0.01 < float(made.std()) < 0.05
+
+
+# Family -> fields of its small model whose sizes are whole blocks.
+EXPERTS = {
+    "qwen3moe": {"moe_intermediate_size": 64},
+    "qwen2moe": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96},
+    "mixtral": {"intermediate_size": 64},
+    "gptoss": {"intermediate_size": 64},
+}
+TYPES = {
+    "as the file": {"ffn_gate_exps.weight": "Q4_0", "ffn_up_exps.weight": "Q4_0",
+                    "ffn_down_exps.weight": "Q5_1", "attn_q.weight": "Q8_0"},
+    "mxfp4": {"_exps.weight": "MXFP4"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_stay_in_their_blocks(
+    family: str, types: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, kept = _both(family, TYPES[types], tmp_path, monkeypatch)
+    for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True):
+        experts, wide = layer.mlp.experts, expected.mlp.experts
+        assert experts.packed is not None
+        x = torch.randn(5, 64)
+        chosen = expected.mlp.gate.choose(x)
+        torch.testing.assert_close(experts(x, chosen), wide(x, chosen), rtol=1e-4, atol=1e-4)
+        bits = experts.packed.gate_up.num_bytes * 8 / wide.gate_up.numel()
+        assert bits == (4.25 if types == "mxfp4" else 4.5)
+
+
+def test_experts_in_two_types_become_dense_and_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gate and up are one product. The first layer's differ; the second's down is not quantised."""
+    types = {
+        "blk.0.ffn_gate_exps.weight": "Q4_0",
+        "blk.0.ffn_up_exps.weight": "Q4_1",
+        "blk.0.ffn_down_exps.weight": "Q4_0",
+        "blk.1.ffn_gate_exps.weight": "Q4_0",
+        "blk.1.ffn_up_exps.weight": "Q4_0",
+    }
+    types |= {f"blk.2.ffn_{one}_exps.weight": "Q4_0" for one in ("gate", "up", "down")}
+    dense, kept = _both("qwen3moe", types, tmp_path, monkeypatch)
+    packed = [layer.mlp.experts.packed is not None for layer in kept.model.layers]
+    assert packed == [False, False, True]
+    assert "experts of 2 of 3 layers become dense" in caplog.text
+    for layer, expected in zip(kept.model.layers[:2], dense.model.layers, strict=False):
+        torch.testing.assert_close(layer.mlp.experts.gate_up, expected.mlp.experts.gate_up)
+        torch.testing.assert_close(layer.mlp.experts.down, expected.mlp.experts.down)
+
+
+def test_types_that_no_product_multiplies_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of q and k of this family are reordered."""
+    dense, kept = _both("cohere2", {"attn_q": "Q4_0", "attn_v": "Q4_0", "ffn_up": "MXFP4"},
+                        tmp_path, monkeypatch)  # fmt: skip
+    layers = len(kept.model.layers)
+    assert f"reordered: {layers} in mxfp4, {layers} in q4_0" in caplog.text
+    x = torch.randn(3, 64)
+    for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True):
+        found = layer.self_attn.qkv_proj(x)
+        torch.testing.assert_close(found, expected.self_attn.qkv_proj(x), rtol=1e-4, atol=1e-4)
+
+
+def _both(
+    family: str, types: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, Any]:
+    """The same file dequantised, and kept as on a GPU."""
+    conversion = CONVERSIONS[family][0]
+    fields = {**conversion.small, "intermediate_size": 64, **EXPERTS.get(family, {})}
+    folder = save_small_model(family, tmp_path / "small", 3, **fields)
+    kinds = {name: Kind[kind] for name, kind in types.items()}
+    path = convert(folder, tmp_path / "m.gguf", conversion, kinds)
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    dense = load(path, None)
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    return dense, load(path, "gguf")
 
 
 def test_another_target_than_gguf_is_refused(small_models: dict[str, Path]) -> None:

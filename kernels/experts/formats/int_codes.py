@@ -138,7 +138,9 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
         codes if zero is None else zero,
         codes if order is None else order,
     )
-    return Operands(given, tuple(map(int, form)), weight.group & -weight.group)
+    # Each half of 4 bits has 16 columns, the fewest that a product takes.
+    most, least = weight.group & -weight.group, 32 if weight.bits == 4 else 16
+    return Operands(given, tuple(map(int, form)), most, least)
 
 
 FORMAT = ExpertFormat(IntWeight, _operands, _sums)

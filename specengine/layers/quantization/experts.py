@@ -20,10 +20,10 @@ from specengine.layers.quantization.parts import Part, dense, join_parts, own_pa
 
 def close_experts(
     module: Experts, method: Quantization, dtype: torch.dtype, wants_dense: bool
-) -> None:
+) -> bool:
     """Make of what was collected the weights: packed ones where products read such, else dense ones
-    of `dtype`. An expert at a time, so that no layer stands beside its copy. Raises ModelLoadError
-    and ConfigError."""
+    of `dtype`. An expert at a time, so that no layer stands beside its copy. Returns whether they
+    are packed. Raises ModelLoadError and ConfigError."""
     reader = _Reader(module, method, dtype)
     packed = None if wants_dense or not has_triton() else reader.packed()
     if packed is None:
@@ -31,6 +31,7 @@ def close_experts(
     else:
         module.use_packed(*packed)
     module.incoming = None
+    return packed is not None
 
 
 def fill_experts(path: str, module: Experts, method: Quantization, seed: int) -> None:

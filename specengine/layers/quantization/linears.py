@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from specengine.layers.linear import IncomingWeight, Linear, LMHead
 from specengine.layers.quantization.experts import close_experts, fill_experts
 from specengine.layers.quantization.method import LayerTensors, Quantization
 from specengine.layers.quantization.parts import Part, dense, join_parts, own_part, read_part
+
+logger = logging.getLogger(__name__)
 
 
 def make_quantization(fields: dict[str, Any]) -> Quantization:
@@ -74,6 +77,7 @@ def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) ->
     """Make of what was collected the weights: dequantised ones of `dtype` where `wants_dense`, else
     what the products of kernels/linear and kernels/experts read. Raises ModelLoadError, naming a
     tensor that is missing, unexpected or of the wrong type or shape."""
+    packed: list[bool] = []
     for module in model.modules():
         if isinstance(module, Linear) and module.incoming is not None:
             parts = _read_parts(module, method, dtype)
@@ -85,7 +89,15 @@ def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) ->
             else:
                 module.use_kernel(QuantisedLinear(parts, module.bias))
         elif isinstance(module, Experts) and module.incoming is not None:
-            close_experts(module, method, dtype, wants_dense(module.device))
+            is_dense = wants_dense(module.device)
+            packed.append(close_experts(module, method, dtype, is_dense) or is_dense)
+    if not all(packed):
+        logger.warning(
+            "experts of %d of %d layers become dense: some are in floating point, or the blocks of "
+            "one product differ, which no product of all experts multiplies",
+            packed.count(False),
+            len(packed),
+        )
 
 
 def wants_dense(device: torch.device) -> bool:

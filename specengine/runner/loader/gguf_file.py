@@ -87,12 +87,16 @@ class GgufFile:
         """The type of a matrix, in lower case, and its bytes, uint8 [rows, bytes], where it is one
         of `kinds`. expert: whose matrix, of a tensor of all experts."""
         tensor = self._tensors[name]
-        kind = str(tensor.tensor_type.name).lower()
+        kind = self.type_name(name)
         shape = self.shape(name)[0 if expert is None else 1 :]
         if kind not in kinds or len(shape) != 2:
             return None
         data = tensor.data if expert is None else tensor.data[expert]
         return kind, torch.from_numpy(np.array(data)).view(shape[0], -1)
+
+    def type_name(self, name: str) -> str:
+        """The type of a tensor, in lower case."""
+        return str(self._tensors[name].tensor_type.name).lower()
 
     def dequantized(self, name: str, expert: int | None = None) -> Tensor:
         """A tensor in float32, from any type of the file. expert: of one of all experts, whose."""

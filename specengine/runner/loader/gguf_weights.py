@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,6 +16,9 @@ from specengine.runner.loader.gguf_config import find_gguf_format
 from specengine.runner.loader.gguf_fields import num_layers
 from specengine.runner.loader.gguf_file import GgufFile
 
+logger = logging.getLogger(__name__)
+
+_FLOATING = ("f32", "f16", "bf16", "f64")
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -60,56 +66,80 @@ def unpermute(rows: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
 
 
-def iterate_gguf_weights(
-    file: GgufFile, kept: Collection[str] = ()
-) -> Iterator[tuple[str, Tensor]]:
+@dataclass(frozen=True)
+class Kept:
+    """Types of GGUF whose matrices come as they are, uint8 [rows, bytes], the type in place of
+    `weight` in their names: of linear layers, but for the embedding, of which rows are looked up,
+    and of experts."""
+
+    linear: Collection[str] = ()
+    experts: Collection[str] = ()
+
+
+def iterate_gguf_weights(file: GgufFile, kept: Kept | None = None) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, float32 tensor) of every weight in the file, an expert at a time. kept:
-    types whose matrices come as they are, uint8 [rows, bytes], the type in place of `weight` in
-    their names; not of the embedding, of which rows are looked up."""
-    format = find_gguf_format(file)[1]
-    yield from format.change(_stored_weights(file, format, kept))
+    None dequantises all."""
+    reader = _Reader(file, kept or Kept())
+    yield from reader.format.change(reader.weights())
+    if kept is not None:
+        reader.log_dense()
 
 
-def _stored_weights(
-    file: GgufFile, format: GgufFormat, kept: Collection[str]
-) -> Iterator[tuple[str, Tensor]]:
-    heads = {"attn_q": _heads(file, "head_count")}
-    heads["attn_k"] = _heads(file, "head_count_kv", heads["attn_q"])
-    beyond = _blocks_of_mtp(file)
-    for name in file.tensor_names:
-        if name in _NOT_WEIGHTS or name.startswith(beyond):
-            continue
-        target = checkpoint_name(name, format.tensors)
-        if target is None:
-            raise ModelLoadError(
-                f"{file.path}: unexpected tensor {name} for architecture {file.architecture!r}"
-            )
-        if "*" in target:
-            yield from _experts(file, name, target, kept)
-            continue
-        found = None if name == _EMBEDDING else file.blocks(name, kept)
-        tensor = file.dequantized(name) if found is None else found[1]
-        if found is not None:
-            target = f"{target.removesuffix('weight')}{found[0]}"
+class _Reader:
+    def __init__(self, file: GgufFile, kept: Kept) -> None:
+        self.file, self.kept = file, kept
+        self.format: GgufFormat = find_gguf_format(file)[1]
+        self.heads = {"attn_q": _heads(file, "head_count")}
+        self.heads["attn_k"] = _heads(file, "head_count_kv", self.heads["attn_q"])
+        self.dense: Counter[str] = Counter()  # quantised types -> their tensors that are not kept
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        beyond = _blocks_of_mtp(self.file)
+        for name in self.file.tensor_names:
+            if name in _NOT_WEIGHTS or name.startswith(beyond):
+                continue
+            target = checkpoint_name(name, self.format.tensors)
+            if target is None:
+                raise ModelLoadError(
+                    f"{self.file.path}: unexpected tensor {name} for architecture "
+                    f"{self.file.architecture!r}"
+                )
+            if "*" in target:
+                for expert in range(self.file.num_experts(name)):
+                    own = target.replace("*", str(expert))
+                    yield self._matrix(name, own, self.kept.experts, expert)
+            else:
+                yield self._linear(name, target)
+
+    def _linear(self, name: str, target: str) -> tuple[str, Tensor]:
         kind = name.split(".")[-2]
-        if format.has_rotary_pairs and kind in heads:
-            tensor = unpermute(tensor, heads[kind])
-        if format.norm_offset and name.endswith("norm.weight"):
-            tensor = tensor - format.norm_offset
-        yield target, tensor
+        is_plain = name == _EMBEDDING or kind in self.format.reordered
+        target, tensor = self._matrix(name, target, () if is_plain else self.kept.linear)
+        if self.format.has_rotary_pairs and kind in self.heads:
+            tensor = unpermute(tensor, self.heads[kind])
+        if self.format.norm_offset and name.endswith("norm.weight"):
+            tensor = tensor - self.format.norm_offset
+        return target, tensor
 
+    def _matrix(
+        self, name: str, target: str, kept: Collection[str], expert: int | None = None
+    ) -> tuple[str, Tensor]:
+        found = self.file.blocks(name, kept, expert)
+        if found is not None:
+            return f"{target.removesuffix('weight')}{found[0]}", found[1]
+        if name != _EMBEDDING:
+            self.dense[self.file.type_name(name)] += not expert  # once a tensor
+        return target, self.file.dequantized(name, expert)
 
-def _experts(
-    file: GgufFile, name: str, target: str, kept: Collection[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """target: with `*` where an expert's number stands."""
-    for expert in range(file.num_experts(name)):
-        found = file.blocks(name, kept, expert)
-        own = target.replace("*", str(expert))
-        if found is None:
-            yield own, file.dequantized(name, expert)
-        else:
-            yield f"{own.removesuffix('weight')}{found[0]}", found[1]
+    def log_dense(self) -> None:
+        found = {kind: count for kind, count in self.dense.items() if kind not in _FLOATING}
+        if found:
+            logger.warning(
+                "%s: tensors become dense, as no product multiplies their blocks, or their rows "
+                "are reordered: %s",
+                self.file.path.name,
+                ", ".join(f"{count} in {kind}" for kind, count in sorted(found.items())),
+            )
 
 
 def _blocks_of_mtp(file: GgufFile) -> tuple[str, ...]:

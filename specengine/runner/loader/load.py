@@ -15,7 +15,7 @@ from specengine.core.errors import ConfigError, ModelLoadError, OutOfMemoryError
 from specengine.core.registry import LOAD_QUANTIZATIONS, load_place
 from specengine.layers.linear import deferred_weights
 from specengine.layers.linear_cpu import pack_linears
-from specengine.layers.quantization.gguf import KEPT
+from specengine.layers.quantization.gguf import KEPT, KEPT_OF_EXPERTS
 from specengine.layers.quantization.linears import (
     close_linears,
     fill_linears,
@@ -25,7 +25,7 @@ from specengine.layers.quantization.linears import (
 from specengine.layers.quantization.method import Quantization
 from specengine.runner.loader.dummy import fill_with_random
 from specengine.runner.loader.gguf_file import GgufFile
-from specengine.runner.loader.gguf_weights import iterate_gguf_weights
+from specengine.runner.loader.gguf_weights import Kept, iterate_gguf_weights
 from specengine.runner.loader.hf_directory import iterate_safetensors
 from specengine.runner.loader.kv_scales import KvScales
 from specengine.runner.loader.language_part import language_tensors
@@ -138,7 +138,8 @@ def iterate_weights(
     """(checkpoint name, tensor on CPU) of every weight; for a source with files. Of a multimodal
     model those of its language part."""
     if source.gguf_file is not None:
-        kept = KEPT if method is not None and method.keeps_gguf else ()
+        keeps = method is not None and method.keeps_gguf
+        kept = Kept(KEPT, KEPT_OF_EXPERTS) if keeps else None
         return iterate_gguf_weights(GgufFile(source.gguf_file), kept)
     assert source.directory is not None
     found = language_tensors(iterate_safetensors(source.directory), source.hf_config)
