@@ -35,7 +35,8 @@ from specengine.core.sharing import ExpertSharers  # noqa: E402
 from specengine.engine.build import build_engine, load  # noqa: E402
 from specengine.engine.loop import Engine  # noqa: E402
 from specengine.engine.phases import Phases  # noqa: E402
-from specengine.engine.sharing import meet  # noqa: E402
+from specengine.engine.resolve import resolve_device  # noqa: E402
+from specengine.engine.sharing import Meeting, meet  # noqa: E402
 from specengine.runner.loader.loaded_model import LoadedModel  # noqa: E402
 
 CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
@@ -239,7 +240,9 @@ def work(args: argparse.Namespace) -> None:
     config = config_from_flags({**flags, "enable_symm_mem": args.symm_mem})
     if args.device == "cpu":
         torch.set_num_threads(1)
-    sharers = meet(config, args.rank, args.folder)
+    parallel = config.parallel
+    place = Meeting(args.folder, args.rank, parallel.dp_size)
+    sharers = meet(place, resolve_device(config.model.device), parallel.enable_symm_mem)
     rank = Rank(args.rank, Path(args.folder) / str(args.rank), args, {}, sharers)
     rank.folder.mkdir()
     for part in PARTS:

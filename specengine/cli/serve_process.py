@@ -37,11 +37,11 @@ def main() -> int:
 
 def run_engine(channel: Channel, start: StartEngine) -> int:
     set_up_logging(start.config.server.log_level, start.config.server.log_format)
-    from specengine.engine.build import build_engine, load
+    from specengine.engine.build import build_engine, load_sharing
     from specengine.engine.garbage import frozen_objects
     from specengine.engine.phases import Phases
     from specengine.engine.serving.pacing import pace_prompts
-    from specengine.engine.sharing import meet
+    from specengine.engine.sharing import Meeting
     from specengine.server.processes.engine_process import run_engine
 
     with ExitStack() as until_the_end:
@@ -49,8 +49,8 @@ def run_engine(channel: Channel, start: StartEngine) -> int:
         def build(config: EngineConfig) -> Engine:
             loaded = None
             if start.meeting:
-                sharers = meet(config, start.number, start.meeting)
-                loaded = load(config, Phases(), None, sharers)
+                place = Meeting(start.meeting, start.number, config.parallel.dp_size)
+                loaded = load_sharing(config, Phases(), place)
             engine = build_engine(config, loaded)
             pace_prompts(engine.parts)
             until_the_end.enter_context(frozen_objects())

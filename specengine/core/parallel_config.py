@@ -37,11 +37,6 @@ class ParallelConfig(Section):
             "needs a --dp-size of 2 at least",
         )
         self._require(
-            self.tp_size == 1 or not self.enable_dp_attention,
-            "enable_dp_attention",
-            "does not go with --tp-size: attention is whole on each engine",
-        )
-        self._require(
             self.draft_tp_size in (None, 1, self.tp_size),
             "draft_tp_size",
             f"must be 1, or the {self.tp_size} of --tp-size",

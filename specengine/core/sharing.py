@@ -47,7 +47,9 @@ class SharedRounds(Protocol):
 
 
 class ExpertSharers:
-    """Each rank keeps attention whole, and some intermediate features of every expert.
+    """Each engine has its own attention, and each rank some intermediate features of every expert.
+    "Rank" means an engine below: ranks of one engine (--tp-size) go in lock-step, and each talks to
+    the rank of the same place in every other engine, so that all of them hear the same.
 
     A forward of a model with experts is one of all ranks: their rows are gathered before the
     experts, and each takes its own rows of the sum behind them. So before a forward ranks say what
@@ -59,8 +61,11 @@ class ExpertSharers:
     with a round, or when no rank has anything left.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, experts: Communicator | None = None) -> None:
+        """communicator: of one rank of each engine. experts: of all ranks of all engines, where an
+        engine has several; each has a part of every expert."""
         self.communicator = communicator
+        self.experts = experts or communicator
         self.rounds: SharedRounds | None = None  # set by engine/sharing.py, where there are any
         self.num_idle = 0  # forwards on no tokens, and rounds of none, that this rank has run
         self._counts: list[int] | None = None  # tokens of each rank; None: as many as this one's

@@ -40,11 +40,12 @@ from specengine.engine.piecewise_build import add_pieces
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
-from specengine.engine.resolve import resolve, torch_dtype
+from specengine.engine.resolve import resolve, resolve_device, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.sharing import (
-    SharingEngine,
+    Meeting,
     check_sharers,
+    meet,
     share_experts,
     share_rounds,
 )
@@ -120,6 +121,14 @@ def load(
         )
     parts = source, config, cast(DecoderModel, model), tokenizer, link
     return LoadedModel(*parts, region, sharers)
+
+
+def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> LoadedModel:
+    """The same of an engine of --enable-dp-attention, with ranks of its own (--tp-size). Waits for
+    the other engines."""
+    parallel, link = config.parallel, start_ranks(config, phases, place)
+    device, symmetric = resolve_device(config.model.device), parallel.enable_symm_mem
+    return load(config, phases, link, meet(place, device, symmetric, 0, parallel.tp_size))
 
 
 def build_engine(
@@ -292,8 +301,6 @@ def _assemble(
 
 def _engine_of(parts: EngineParts) -> Engine:
     """One that goes in lock-step, where there are other ranks."""
-    if parts.sharers is not None:
-        return SharingEngine(parts)
     if parts.link.communicator.size == 1:
         return Engine(parts)
     from specengine.engine.parallel.lead import make_engine  # msgspec's, which others do without

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import RequestError
-from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
 from specengine.core.request import Req, ReqState
@@ -18,17 +16,18 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.grammar.state import LlguidanceState
-from specengine.engine.intake import check_intake
+from specengine.engine.intake import check_intake, start_grammar, within_context
 from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named, owner_of
 from specengine.engine.outputs import EngineStats, RequestOutput
-from specengine.engine.parts import BeginAsync, EngineParts
+from specengine.engine.parts import EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pooler import Pooler, pool_prefill
-from specengine.engine.prefill import async_begin, take_prefill
+from specengine.engine.prefill import take_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.sharing import meet_for, shared_step
 from specengine.engine.sleep import Sleeper
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
@@ -51,7 +50,7 @@ class Engine:
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
         self.weights: RunningWeights | None = None  # set by build.build_engine
         self.sleeper = Sleeper()  # also
-        self.keeps_turning = False  # whether it must step while it has no work (engine/sharing.py)
+        self.keeps_turning = parts.sharers is not None  # it steps without work as well
         self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()
@@ -88,11 +87,7 @@ class Engine:
         """
         self.sleeper.require_awake()
         check_intake(self.parts, prompt_ids, sampling)
-        room = max(self.parts.context_length - len(prompt_ids), 1)
-        limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        least = min(sampling.min_tokens, limit)
-        if (limit, least) != (sampling.max_tokens, sampling.min_tokens):
-            sampling = replace(sampling, max_tokens=limit, min_tokens=least)
+        sampling = within_context(self.parts, prompt_ids, sampling)
         base = self.seeds.getrandbits(62) if sampling.seed is None else sampling.seed
         for index in range(sampling.n):
             req = Req(
@@ -101,7 +96,7 @@ class Engine:
                 sampling=sampling,
                 eos_ids=self.parts.eos_ids,
                 seed=choice_seed(base, index),
-                grammar=self._start_grammar(sampling, grammar),
+                grammar=start_grammar(self.parts, sampling, grammar),
                 owner=owner_of(rid),
             )
             self.scheduler.add(req)
@@ -118,13 +113,6 @@ class Engine:
         req = Req(f"{rid}#0", prompt_ids, sampling, needs_all_rows=pooling.needs_all)
         self.scheduler.add(req)
         self.choices[req] = Choice(req, rid, 0, self.parts.tokenizer, False, Pooler(pooling))
-
-    def _start_grammar(
-        self, sampling: SamplingParams, compiled: LlguidanceState | None
-    ) -> GrammarState | None:
-        if compiled is not None:
-            return compiled.fork()
-        return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
 
     def abort(self, rid: str) -> None:
         """Stop every choice of a request and free its KV. Unknown ids are ignored."""
@@ -156,6 +144,7 @@ class Engine:
         """
         assert self.weights is not None, "set by build.build_engine"
         self.sleeper.require_awake()
+        self._meet(f"weights {model} {draft_model}")
         new = self.weights.read(model, draft_model)
         self.finish_rounds()
         self.weights.put(new)
@@ -166,6 +155,7 @@ class Engine:
     def sleep(self, level: int = 1) -> int:
         """Give the memory of weights and KV back: Sleeper.sleep. Unfinished requests wait, and go
         on with the same tokens after `wake`; new ones are refused until then."""
+        self._meet(f"sleep {level}")
         self.sleeper.check(level)
         self.finish_rounds()
         self.scheduler.forget_kv()
@@ -174,7 +164,14 @@ class Engine:
 
     def wake(self) -> None:
         """Sleeper.wake."""
+        self._meet("wake")
         self.sleeper.wake()
+
+    def _meet(self, what: str) -> None:
+        """Waits for engines that share experts: sharing.meet_for."""
+        if self.parts.sharers is not None:
+            self.finish_rounds()
+            meet_for(self.parts.sharers, what)
 
     def finish_rounds(self) -> None:
         """Collect the round in flight, and let none follow."""
@@ -198,7 +195,10 @@ class Engine:
         A round on the device is launched by one call, and collected and committed by the next,
         which may launch another before.
         """
-        with requests_start_anew(self.scheduler, self.pipeline):
+        with (
+            shared_step(self.parts.sharers, lambda: self.has_work),
+            requests_start_anew(self.scheduler, self.pipeline),
+        ):
             if self.split is not None:
                 self.split.advance()
             if self.pipeline is not None and self.pipeline.has_in_flight:
@@ -226,8 +226,9 @@ class Engine:
     ) -> bool:
         """To be called while there is no work: does a piece of what can be done then. False: there
         is nothing more to do until a request comes. may_capture: whether the piece may be the
-        capture of a graph. is_wanted: asked amid a capture, which ends early where it holds."""
-        if self.pipeline is None or self.sleeper.is_asleep:
+        capture of a graph. is_wanted: asked amid a capture, which ends early where it holds.
+        Engines that share experts capture together instead, when one first needs a graph."""
+        if self.pipeline is None or self.sleeper.is_asleep or self.parts.sharers is not None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.advance()
@@ -281,7 +282,7 @@ class Engine:
         if self.parts.pooling is not None:
             choices = (self.choices.get(req) for req in batch.reqs)
             pool_prefill([one.pooler if one else None for one in choices], batch, output)
-        take_prefill(self.parts, batch, output, self._begin_async(batch, output))
+        take_prefill(self.parts, batch, output)
 
     def _next_batch(self) -> ScheduleBatch | None:
         if self.sleeper.is_asleep:
@@ -293,11 +294,8 @@ class Engine:
     def _take_split(self, batch: ScheduleBatch, output: LogitsOutput) -> None:
         if self.pipeline is not None:
             self.pipeline.interrupt(batch)
-        take_prefill(self.parts, batch, output, self._begin_async(batch, output))
+        take_prefill(self.parts, batch, output)
         self._release_requests()
-
-    def _begin_async(self, batch: ScheduleBatch, output: LogitsOutput) -> BeginAsync | None:
-        return async_begin(self.parts, batch, output)
 
     def _release_requests(self) -> None:
         for req in self.scheduler.take_released():

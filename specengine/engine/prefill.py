@@ -10,10 +10,9 @@ from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.parts import BeginAsync, EngineParts
 
 
-def take_prefill(
-    parts: EngineParts, batch: ScheduleBatch, output: LogitsOutput, begin_async: BeginAsync | None
-) -> None:
-    """Sample, let the drafter read the prompt, and commit. begin_async: of `async_begin`."""
+def take_prefill(parts: EngineParts, batch: ScheduleBatch, output: LogitsOutput) -> None:
+    """Sample, let the drafter read the prompt, and commit."""
+    begin_async = async_begin(parts, batch, output)
     result = parts.sample_prefill(output, masked_prefill(batch), begin_async)
     if begin_async is None:
         parts.drafter.begin(batch, output, result)

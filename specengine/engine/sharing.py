@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from zlib import crc32
 
@@ -14,10 +16,6 @@ from specengine.core.batch import ModelWorkerBatch
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.sharing import ExpertSharers
-from specengine.engine.loop import Engine
-from specengine.engine.outgoing import Choice
-from specengine.engine.parts import EngineParts
-from specengine.engine.resolve import resolve_device
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.shared import AgreedRounds
 from specengine.layers.experts import SparseMLP
@@ -26,74 +24,67 @@ from specengine.runner.model_runner import ModelRunner
 _PAUSE = 1e-3  # seconds between steps in which no rank had anything to do
 
 
-class SharingEngine(Engine):
-    """All ranks step together: one that has no work steps too, and runs IDLE forwards beside the
-    others'. core/sharing.py says how forwards meet."""
+@dataclass(frozen=True)
+class Meeting:
+    """Where the engines of --enable-dp-attention find each other. folder: of this run alone.
+    engine: number of the one that comes."""
 
-    def __init__(self, parts: EngineParts) -> None:
-        super().__init__(parts)
-        assert parts.sharers is not None
-        self.sharers = parts.sharers
-        self.keeps_turning = True
-
-    def advance(self) -> list[Choice]:
-        """Raises EngineStoppedError where another rank has ended."""
-        try:
-            changed = super().advance()
-            is_busy = self.sharers.end_step() or self.has_work
-        except RuntimeError as error:
-            if "onnection" not in str(error):
-                raise
-            raise EngineStoppedError("another engine that shares experts has ended") from error
-        if not is_busy:
-            time.sleep(_PAUSE)
-        return changed
-
-    def use_idle_moment(
-        self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Nothing: all ranks capture together, when one first needs a graph."""
-        return False
-
-    def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        """Waits until all ranks are asked for it. They must be asked for the same."""
-        self.sleeper.require_awake()
-        self._meet(f"weights {model} {draft_model}")
-        return super().update_weights(model, draft_model)
-
-    def sleep(self, level: int = 1) -> int:
-        """Waits until all ranks are asked for it."""
-        self._meet(f"sleep {level}")
-        return super().sleep(level)
-
-    def wake(self) -> None:
-        """Waits until all ranks are asked for it."""
-        self._meet("wake")
-        super().wake()
-
-    def _meet(self, what: str) -> None:
-        """Raises ConfigError where ranks are asked for different things."""
-        self.finish_rounds()
-        self.sharers.meet()
-        asked = crc32(what.encode())
-        most, least = self.sharers.communicator.greatest([asked, -asked])
-        if most != -least:
-            raise ConfigError(
-                "engines that share experts were asked for different things at once, as weights, "
-                "or to sleep and to wake: ask again"
-            )
+    folder: str
+    engine: int
+    num_engines: int
 
 
-def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:
-    """The engines of --enable-dp-attention, of which this is one. folder: of this run alone. Waits
-    for all of them."""
-    from torch._C._distributed_c10d import FileStore
+def meet(
+    place: Meeting, device: torch.device, symmetric: bool, rank: int = 0, ranks: int = 1
+) -> ExpertSharers:
+    """The other engines that share experts. symmetric: --enable-symm-mem. rank, ranks: within the
+    engine (--tp-size). Waits for all ranks of all of them."""
+    from torch._C._distributed_c10d import FileStore, PrefixStore
 
     from specengine.runner.communicators.connect import connect
 
-    size, device = config.parallel.dp_size, resolve_device(config.model.device)
-    store = FileStore(f"{folder}/store", size)
-    return ExpertSharers(connect(store, rank, size, device, config.parallel.enable_symm_mem))
+    engines = place.num_engines
+    store = FileStore(f"{place.folder}/store", engines * ranks)
+    if ranks == 1:
+        return ExpertSharers(connect(store, place.engine, engines, device, symmetric))
+    beside = PrefixStore(f"rank {rank}", store)
+    all_ranks, number = PrefixStore("experts", store), place.engine * ranks + rank
+    return ExpertSharers(
+        connect(beside, place.engine, engines, device, symm_mem=False),  # which adds nothing up
+        connect(all_ranks, number, engines * ranks, device, symmetric),
+    )
+
+
+@contextmanager
+def shared_step(sharers: ExpertSharers | None, has_work: Callable[[], bool]) -> Iterator[None]:
+    """Around what an engine runs in a step. All that share experts step together: one that has no
+    work steps too, and runs IDLE forwards beside the others'. core/sharing.py says how forwards
+    meet. Raises EngineStoppedError where another has ended."""
+    if sharers is None:
+        yield
+        return
+    try:
+        yield
+        is_busy = sharers.end_step() or has_work()
+    except RuntimeError as error:
+        if "onnection" not in str(error):
+            raise
+        raise EngineStoppedError("another engine that shares experts has ended") from error
+    if not is_busy:
+        time.sleep(_PAUSE)
+
+
+def meet_for(sharers: ExpertSharers, what: str) -> None:
+    """Wait, without a round in flight, until all engines are asked for the same. Raises ConfigError
+    where they are asked for different things."""
+    sharers.meet()
+    asked = crc32(what.encode())
+    most, least = sharers.communicator.greatest([asked, -asked])
+    if most != -least:
+        raise ConfigError(
+            "engines that share experts were asked for different things at once, as weights, or to "
+            "sleep and to wake: ask again"
+        )
 
 
 def share_rounds(sharers: ExpertSharers | None, rounds: RoundExecutor) -> None:

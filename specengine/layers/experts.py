@@ -217,7 +217,7 @@ class SparseMLP(Numbered):
         super().__init__()
         self.spec = spec
         self.sharers = expert_sharers()
-        self.ranks = communicator() if self.sharers is None else self.sharers.communicator
+        self.ranks = communicator() if self.sharers is None else self.sharers.experts
         self.gate = Router(hidden_size, spec)
         with split_over(self.ranks):
             self.experts = Experts(hidden_size, spec)

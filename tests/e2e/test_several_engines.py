@@ -43,8 +43,9 @@ def test_copies_serve_behind_one_address_and_one_may_end(tp_size: str, tmp_path:
         until(lambda: len(served.engines()) == 2)
 
 
+@pytest.mark.parametrize("tp_size", ["1", "2"])
 def test_engines_that_share_experts_end_together(
-    tmp_path: Path, small_models: dict[str, Path]
+    tp_size: str, tmp_path: Path, small_models: dict[str, Path]
 ) -> None:
     flags = ("--api-workers", "1", "--dp-size", "2", "--served-model-name", "m")
     model = str(small_models["qwen3moe"])
@@ -52,6 +53,7 @@ def test_engines_that_share_experts_end_together(
         until(alone.is_ready)
         expected = {prompt: text(alone, prompt) for prompt in ("abc", "0123456789" * 5, "x")}
     more = ("--enable-dp-attention", "--max-restarts", "5", "--admin-api-key", "secret")
+    more += ("--tp-size", tp_size, "--enable-sleep-mode")
     with serving(tmp_path, *flags, *more, model=model) as served:
         until(served.is_ready)
         with ThreadPoolExecutor(3) as pool:
@@ -64,6 +66,10 @@ def test_engines_that_share_experts_end_together(
             timeout=60,
         )
         assert updated.status_code == 200, updated.text
+        assert text(served, "abc") == expected["abc"]
+        for path in ("/sleep", "/wake_up"):
+            answer = httpx.post(served.url + path, headers={"Authorization": "Bearer secret"})
+            assert answer.status_code == 200, answer.text
         assert text(served, "abc") == expected["abc"]
         before = served.engines()
         os.kill(before[1], signal.SIGKILL)

@@ -19,6 +19,8 @@ from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.worker import DraftWorker
+from specengine.engine import prefill
+from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.layers import prefill_sampler
 from specengine.runner.forward_graphs.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
@@ -59,7 +61,12 @@ def make(target: Path, algorithm: str, draft: Path | None, **flags: Any) -> LLM:
 
 
 def begin_after_prefill(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.engine, "_begin_async", lambda *given: None)
+    parts, begin = llm.engine.parts, prefill.async_begin
+
+    def of_others(given: EngineParts, *more: Any) -> BeginAsync | None:
+        return None if given is parts else begin(given, *more)
+
+    monkeypatch.setattr(prefill, "async_begin", of_others)
 
 
 @pytest.fixture

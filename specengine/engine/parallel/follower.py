@@ -25,6 +25,7 @@ from specengine.core.errors import (
 )
 from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import load_place
+from specengine.core.sharing import ExpertSharers
 from specengine.engine.build import build_engine, load
 from specengine.engine.parallel.lead import RankEngine
 from specengine.engine.parallel.links import FollowerLink
@@ -41,6 +42,7 @@ from specengine.engine.parallel.messages import (
 )
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
+from specengine.engine.sharing import Meeting, meet
 from specengine.runner.communicators.connect import connect
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -50,8 +52,8 @@ logger = logging.getLogger(__name__)
 class Follower:
     """Does one message after the other. An error ends the program, by which rank 0 learns of it."""
 
-    def __init__(self, link: FollowerLink) -> None:
-        self.link = link
+    def __init__(self, link: FollowerLink, sharers: ExpertSharers | None) -> None:
+        self.link, self.sharers = link, sharers
         self.loaded: LoadedModel | None = None
         self.engines: dict[int, RankEngine] = {}
 
@@ -68,7 +70,7 @@ class Follower:
         self.engines.clear()
         self.loaded = None
         _free()
-        self.loaded = load(message.config, Phases(), self.link)
+        self.loaded = load(message.config, Phases(), self.link, self.sharers)
 
     @do.register
     def _(self, message: Build) -> None:
@@ -130,7 +132,7 @@ def main() -> None:
     # Rank 0 tells of its start; the others would say the same.
     logging.getLogger("specengine.startup").setLevel(logging.WARNING)
     try:
-        Follower(_meet(rank, given)).run()
+        Follower(_connect(rank, given), _meet(rank, given)).run()
     except SpecEngineError as error:
         logger.error("%s", error)
         os._exit(1)
@@ -139,7 +141,7 @@ def main() -> None:
         os._exit(1)  # nothing that waits for other ranks may keep it
 
 
-def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
+def _connect(rank: int, given: dict[str, Any]) -> FollowerLink:
     device = torch.device(given["device"])
     platform_of(device).use_device(rank)
     if given["threads"] is not None:
@@ -148,6 +150,13 @@ def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
     store.set(f"up {rank}", "")
     communicator = connect(store, rank, given["size"], device, given["symm_mem"])
     return FollowerLink(communicator, Ring(given["ring"]))
+
+
+def _meet(rank: int, given: dict[str, Any]) -> ExpertSharers | None:
+    if given["meeting"] is None:
+        return None
+    place, device = Meeting(**given["meeting"]), torch.device(given["device"])
+    return meet(place, device, given["symm_mem"], rank, given["size"])
 
 
 def _end_with(lines: BinaryIO) -> None:

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from specengine.core.platform import platform_of
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
 from specengine.engine.resolve import resolve_device
+from specengine.engine.sharing import Meeting
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +35,10 @@ _GRACE = 3.0  # seconds for collectives to be aborted, and then for the engine t
 _TO_END = 5.0  # seconds that a rank has to end by itself
 
 
-def start_ranks(config: EngineConfig, phases: Phases) -> Link:
-    """Those beside this process, which is rank 0; NoLink for --tp-size 1. Raises ConfigError
-    for want of devices, EngineStoppedError where one does not come up."""
+def start_ranks(config: EngineConfig, phases: Phases, meeting: Meeting | None = None) -> Link:
+    """Those beside this process, which is rank 0; NoLink for --tp-size 1. meeting: of engines that
+    share experts, where each rank calls sharing.meet next. Raises ConfigError for want of devices,
+    EngineStoppedError where one does not come up."""
     size, device = config.parallel.tp_size, resolve_device(config.model.device)
     if size == 1:
         return NoLink()
@@ -55,6 +58,7 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
         symmetric = config.parallel.enable_symm_mem
         given: dict[str, Any] = {"size": size, "folder": folder.name, "device": device.type}
         given |= {"threads": threads, "log_level": config.server.log_level, "symm_mem": symmetric}
+        given |= {"meeting": None if meeting is None else asdict(meeting)}
         started = [
             _start(ring, {"rank": rank, "ring": ring.file, **given})
             for rank, ring in enumerate(rings, start=1)

@@ -30,7 +30,7 @@ class LoadedModel:
     @property
     def ranks(self) -> Communicator:
         """That plan memory and capture graphs together."""
-        return self.link.communicator if self.sharers is None else self.sharers.communicator
+        return self.link.communicator if self.sharers is None else self.sharers.experts
 
     @property
     def device(self) -> torch.device:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,49 +21,25 @@ from specengine.core.parallel import Communicator, communicator
 from specengine.core.request import Req
 from specengine.core.sharing import ExpertSharers
 from specengine.core.spec_stats import DepthChoice
-from specengine.engine.build import build_engine, load
 from specengine.engine.llm import LLM
 from specengine.engine.loop import Engine
-from specengine.engine.phases import Phases
-from specengine.engine.pipeline import RoundPipeline
-from specengine.engine.sharing import share_rounds
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
-from tests.support.device_rounds import make_eager_rounds, prepare_drafter
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL
+from tests.support.shared_experts import (
+    NGRAM,
+    PARAMS,
+    PROMPTS,
+    SPECS,
+    Plan,
+    Said,
+    alone,
+    make,
+    run_on_device,
+    run_plan,
+)
 
-NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4, ngram_min_match=1)
-PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8], [100, 101, 100, 101, 100, 7, 3]]
-PARAMS = [
-    SamplingParams(max_tokens=9, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=6, temperature=0.8, seed=4, ignore_eos=True),
-]
-
-
-def make(folder: Path, spec: SpecConfig | None, sharers: ExpertSharers | None) -> Engine:
-    flags = {**SMALL, "model": str(folder), "chunked_prefill_size": 4}
-    if spec is not None and spec.algorithm in ("EAGLE3", "MTP"):
-        flags["load_format"] = "dummy"  # of the draft as well
-    config = config_from_flags(flags, spec)
-    return build_engine(config, load(config, Phases(), None, sharers))
-
-
-Plan = list[tuple[int, int]]  # number of a request, and the step in which it comes
-Said = dict[int, list[int]]
-
-
-def run_plan(engine: Engine, plan: Plan, num_steps: int = 30) -> Said:
-    """All ranks step as often."""
-    found: Said = {}
-    for step in range(num_steps):
-        for number, when in plan:
-            if when == step:
-                engine.add_request(str(number), PROMPTS[number % 3], PARAMS[number % 2])
-        for output in engine.step():
-            found[int(output.rid)] = output.token_ids
-    assert not engine.has_work
-    engine.scheduler.check_invariant()
-    return found
+pytestmark = pytest.mark.usefixtures("one_thread_a_rank")
 
 
 def together(
@@ -96,19 +70,6 @@ def together(
     return on_threads(len(patterns[0]), run)
 
 
-def alone(folder: Path, spec: SpecConfig | None) -> Said:
-    engine = make(folder, spec, None)
-    return run_plan(engine, [(number, 0) for number in range(6)], num_steps=60)
-
-
-@pytest.fixture(autouse=True)
-def one_thread_a_rank() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     ("spec", "where"),
     [(None, "host"), (NGRAM, "host"), (None, "device")],
@@ -131,25 +92,6 @@ def test_any_of_three_ranks_may_be_idle(
                 assert num_idle == 0, "no other rank runs a forward"
             elif not one[rank]:
                 assert num_idle > 0
-
-
-CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
-SPECS = {
-    "eagle3": SpecConfig(algorithm="EAGLE3", **CHAIN),
-    "tree": SpecConfig(algorithm="EAGLE3", eagle_topk=2, num_draft_tokens=6, **CHAIN),
-    "mtp": SpecConfig(algorithm="MTP", **CHAIN),
-}
-
-
-@pytest.fixture
-def deeper(small_models: Any, tmp_path: Path) -> Path:
-    """Of as many layers as EAGLE-3's features want, without weights."""
-    for path in small_models["qwen3moe"].glob("*.json"):
-        config = json.loads(path.read_text())
-        if path.name == "config.json":
-            config["num_hidden_layers"] = 7
-        (tmp_path / path.name).write_text(json.dumps(config))
-    return tmp_path
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
@@ -211,16 +153,6 @@ def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
         LLM("tiny", dp_size=2, **SMALL)
     with pytest.raises(ConfigError, match="needs a --dp-size of 2"):
         config_from_flags({"enable_dp_attention": True})
-
-
-def run_on_device(engine: Engine, chooses: bool = False) -> None:
-    """From now on; padded as in graphs, but nothing is captured."""
-    llm, parts = LLM.of(engine), engine.parts
-    prepare_drafter(llm)
-    rounds = make_eager_rounds(llm, chooses=chooses)
-    rounds.may_pause = False
-    engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)
-    share_rounds(parts.sharers, rounds)
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
@@ -163,14 +162,6 @@ def run_alone(folder: Path) -> list[dict[str, list[int]]]:
         llm.engine.add_request("one", prompt, GREEDY)
         found.append(step_to_the_end(llm.engine))
     return found
-
-
-@pytest.fixture
-def one_thread_a_rank() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread_a_rank")

@@ -1,0 +1,64 @@
+"""Two engines of two ranks each: attention over two ranks, experts over four."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specengine import SpecConfig
+from specengine.core.parallel import communicator
+from specengine.engine.build import build_engine, load_sharing
+from specengine.engine.phases import Phases
+from specengine.engine.sharing import Meeting
+from specengine.layers.experts import SparseMLP
+from tests.support.pretended_ranks import on_threads
+from tests.support.shared_experts import NGRAM, SPECS, Plan, alone, config_of, run_plan
+
+# Of each engine, in turn: one is idle until late, or always.
+PLANS: list[list[Plan]] = [[[(0, 0), (1, 3), (2, 3)], [(3, 7), (4, 7)]], [[(1, 0)], []]]
+FLAGS: dict[str, Any] = {
+    "dp_size": 2,
+    "tp_size": 2,
+    "enable_dp_attention": True,
+    "enable_sleep_mode": True,
+    "load_format": "dummy",
+}
+
+
+@pytest.mark.usefixtures("one_thread_a_rank")
+def test_engines_of_two_ranks_share_experts(deeper: Path, tmp_path: Path) -> None:
+    """Each says what it says alone, whichever other idles, and after all have slept."""
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    cases: list[tuple[SpecConfig | None, str]] = [
+        (replace(NGRAM, num_draft_tokens=3), "host"),
+        (SPECS["mtp"], "device"),
+    ]
+    expected = [alone(deeper, spec, load_format="dummy") for spec, _ in cases]
+
+    def run() -> None:
+        number = communicator().rank
+        config = config_of(deeper, None, **FLAGS)
+        loaded = load_sharing(config, Phases(), Meeting(str(meeting), number, 2))
+        for (spec, where), says in zip(cases, expected, strict=True):
+            engine: Any = build_engine(config_of(deeper, spec, **FLAGS), loaded)
+            sharers = engine.parts.sharers
+            model: Any = loaded.model
+            parts = [one.experts.part for one in model.modules() if isinstance(one, SparseMLP)]
+            assert {4 * one.size == one.whole for one in parts} == {True}
+            if where == "device":
+                engine.call("tests.support.shared_experts:run_on_device")
+            for plans in PLANS:
+                said = run_plan(engine, plans[number])
+                assert said == {one: says[one] for one, _ in plans[number]}
+            assert sharers.num_idle > 0
+            if spec is not None and spec.algorithm == "NGRAM":  # the first on these weights
+                assert engine.sleep(1) > 0
+                engine.wake()
+                assert run_plan(engine, [(number, 0)]) == {number: says[number]}
+        loaded.link.watch.end()
+
+    on_threads(2, run)
