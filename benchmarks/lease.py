@@ -75,11 +75,7 @@ def run(args: argparse.Namespace, jobs: list[Job]) -> int:
         for job, reason in zip(jobs, reasons, strict=True):
             if reason is not None:
                 lease.leave_out(job, reason)
-        signal.signal(signal.SIGTERM, _cut)
-        try:
-            until_done(lease, lambda: pack(kept, args.out / ARCHIVE))
-        except KeyboardInterrupt:
-            lease.cut()
+        until_done(lease, lambda: pack(kept, args.out / ARCHIVE))
         for line in summary(lease.outcomes):
             say(line)
     pack(kept, args.out / ARCHIVE)
@@ -90,11 +86,17 @@ def run(args: argparse.Namespace, jobs: list[Job]) -> int:
 
 
 def until_done(lease: Lease, keep: Callable[[], Any]) -> None:
-    """keep: called each minute."""
+    """keep: called each minute. SIGTERM and Ctrl-C end the jobs, but only after the step that runs:
+    a process that is just being started would be lost."""
+    cut: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda caught, _: cut.append(caught))
     packed = time.monotonic()
     while lease.step():
         time.sleep(TICK)
-        if time.monotonic() > packed + EACH:
+        if cut:
+            lease.cut()
+        elif time.monotonic() > packed + EACH:
             keep()
             packed = time.monotonic()
 
@@ -113,10 +115,6 @@ def _say(file: Any, begun: float, line: str) -> None:
     text = f"{time.monotonic() - begun:6.1f} s  {line}"
     print(text, flush=True)
     print(text, file=file, flush=True)
-
-
-def _cut(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _paths(args: argparse.Namespace) -> list[str]:
