@@ -29,7 +29,7 @@ sys.path.insert(0, str(TREE))
 
 from benchmarks.jobs.archive import pack, parts_of  # noqa: E402
 from benchmarks.jobs.check import problem_of  # noqa: E402
-from benchmarks.jobs.plan import Job, PlanError, read_plan, why_not  # noqa: E402
+from benchmarks.jobs.plan import Job, PlanError, on_cards, read_plan, why_not  # noqa: E402
 from benchmarks.jobs.processes import Machine  # noqa: E402
 from benchmarks.jobs.run import GRACE, Lease, summary  # noqa: E402
 from benchmarks.jobs.schedule import Schedule  # noqa: E402
@@ -48,7 +48,7 @@ def main() -> int:
         sys.exit(f"error: {error}")
     if args.dry:
         return dry([(path, job) for path, jobs in plans.items() for job in jobs])
-    jobs = [job for found in plans.values() for job in found]
+    jobs = on_cards([job for found in plans.values() for job in found], len(args.cards))
     names = [one.name for one in jobs]
     if twice := {name for name in names if names.count(name) > 1}:
         sys.exit(f"error: the plans share names of jobs: {', '.join(sorted(twice))}")
