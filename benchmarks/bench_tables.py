@@ -1,4 +1,5 @@
-"""Reports of `specengine bench accept|step|throughput --json` as tables of benchmarks/results."""
+"""Reports of `specengine bench accept|serve|step|throughput --json` as tables of
+benchmarks/results."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PLAIN = "no speculation"
 def read(reports: Reports, kind: str | None = None) -> Rows:
     first = next(iter(reports.values()))
     if kind is None and "points" in first:
-        kind = "step"
+        kind = "serve" if "requests" in first else "step"
     elif kind is None:
         kind = "accept" if "runs" in first["settings"][0] else "throughput"
     return KINDS[kind](reports)
@@ -124,6 +125,29 @@ def _micro(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e6
 
 
+def serve(reports: Reports) -> Rows:
+    """Rates, and percentiles of latencies in milliseconds, by load."""
+    return [
+        {
+            "server": label,
+            "load": point["name"],
+            "tokens in": one["requests"]["prompt_len"],
+            "out": one["requests"]["output_len"],
+            "output tok/s": point["output_rate"],
+            "prompt tok/s": point["prompt_rate"],
+            **_percentiles("TTFT", point["latencies"]["ttft"]),
+            **_percentiles("TPOT", point["latencies"]["tpot"]),
+            "accepted length": point["tau"],
+        }
+        for label, one in reports.items()
+        for point in one["points"]
+    ]
+
+
+def _percentiles(title: str, latency: dict[str, Any]) -> dict[str, float | None]:
+    return {f"{title} p{one}, ms": latency["percentiles"][one] for one in ("50", "99")}
+
+
 def accept(reports: Reports) -> Rows:
     """Accepted length (tokens a round, bonus token included) by prompt set, 95% intervals."""
     rows: Rows = []
@@ -157,6 +181,7 @@ def _interval(value: dict[str, Any], scale: float = 1.0) -> str:
 
 KINDS: dict[str, Callable[[Reports], Rows]] = {
     "accept": accept,
+    "serve": serve,
     "startup": startup,
     "step": step,
     "step-host": step_host,

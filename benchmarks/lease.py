@@ -29,7 +29,7 @@ sys.path.insert(0, str(TREE))
 
 from benchmarks.jobs.archive import pack, parts_of  # noqa: E402
 from benchmarks.jobs.check import problem_of  # noqa: E402
-from benchmarks.jobs.plan import Job, PlanError, read_plan, why_not  # noqa: E402
+from benchmarks.jobs.plan import Job, PlanError, on_cards, read_plan, why_not  # noqa: E402
 from benchmarks.jobs.processes import Machine  # noqa: E402
 from benchmarks.jobs.run import GRACE, Lease, summary  # noqa: E402
 from benchmarks.jobs.schedule import Schedule  # noqa: E402
@@ -48,7 +48,7 @@ def main() -> int:
         sys.exit(f"error: {error}")
     if args.dry:
         return dry([(path, job) for path, jobs in plans.items() for job in jobs])
-    jobs = [job for found in plans.values() for job in found]
+    jobs = on_cards([job for found in plans.values() for job in found], len(args.cards))
     names = [one.name for one in jobs]
     if twice := {name for name in names if names.count(name) > 1}:
         sys.exit(f"error: the plans share names of jobs: {', '.join(sorted(twice))}")
@@ -75,11 +75,7 @@ def run(args: argparse.Namespace, jobs: list[Job]) -> int:
         for job, reason in zip(jobs, reasons, strict=True):
             if reason is not None:
                 lease.leave_out(job, reason)
-        signal.signal(signal.SIGTERM, _cut)
-        try:
-            until_done(lease, lambda: pack(kept, args.out / ARCHIVE))
-        except KeyboardInterrupt:
-            lease.cut()
+        until_done(lease, lambda: pack(kept, args.out / ARCHIVE))
         for line in summary(lease.outcomes):
             say(line)
     pack(kept, args.out / ARCHIVE)
@@ -90,11 +86,17 @@ def run(args: argparse.Namespace, jobs: list[Job]) -> int:
 
 
 def until_done(lease: Lease, keep: Callable[[], Any]) -> None:
-    """keep: called each minute."""
+    """keep: called each minute. SIGTERM and Ctrl-C end the jobs, but only after the step that runs:
+    a process that is just being started would be lost."""
+    cut: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda caught, _: cut.append(caught))
     packed = time.monotonic()
     while lease.step():
         time.sleep(TICK)
-        if time.monotonic() > packed + EACH:
+        if cut:
+            lease.cut()
+        elif time.monotonic() > packed + EACH:
             keep()
             packed = time.monotonic()
 
@@ -113,10 +115,6 @@ def _say(file: Any, begun: float, line: str) -> None:
     text = f"{time.monotonic() - begun:6.1f} s  {line}"
     print(text, flush=True)
     print(text, file=file, flush=True)
-
-
-def _cut(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _paths(args: argparse.Namespace) -> list[str]:

@@ -5,11 +5,11 @@ the index (README.md) are drawn from these files and never edited.
     python benchmarks/report.py TOPIC TABLE LABEL=FILE.json ... [--kind startup]
     python benchmarks/report.py --take FILE.json ...
 
-The second form replaces a table by reports that `specengine bench accept|step|throughput --json`
-wrote. A script of this folder replaces its own table; where BENCHMARK_TABLES names a folder, it
-writes TOPIC.TABLE.json there instead, and the third form takes such files in. Title, sentence and
-plot of a topic, and what a reader should know of a table ("notes", a list of paragraphs), are
-edited in the JSON file.
+The second form replaces a table by reports that `specengine bench accept|serve|step|throughput`
+wrote with --json. A script of this folder replaces its own table; where BENCHMARK_TABLES names a
+folder, it writes TOPIC.TABLE.json there instead, and the third form takes such files in. Title,
+sentence and plot of a topic, and what a reader should know of a table ("notes", a list of
+paragraphs), are edited in the JSON file.
 """
 
 from __future__ import annotations

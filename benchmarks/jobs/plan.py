@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import yaml
 
 BESIDE = ("card", "machine", "nothing")
 MOST_CARDS = 2
+ALL = -1
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NAME = re.compile(r"[\w.-]+")
 
@@ -30,10 +31,11 @@ class Job:
     """name: of its folder. command: words as a shell would split them, without a shell; {out},
     {python} and what the lease was given replace their placeholders. seconds: how long it takes,
     as expected. limit: seconds after which it is ended; default twice as many. cards: how many GPUs
-    it has. beside: what may run at the same time: "machine" other jobs on this machine, but none on
-    its cards; "card" on its cards too, jobs that say the same; "nothing" no job at all. memory: GiB
-    that a card must have. needs: modules, and paths (with a slash), without which it is left out.
-    priority: lower ones start first. env: variables of its environment."""
+    it has; in a plan "all" (here ALL) for every one of the lease. beside: what may run at the same
+    time: "machine" other jobs on this machine, but none on its cards; "card" on its cards too, jobs
+    that say the same; "nothing" no job at all. memory: GiB that a card must have. needs: modules,
+    and paths (with a slash), without which it is left out. priority: lower ones start first. env:
+    variables of its environment."""
 
     name: str
     command: str
@@ -76,6 +78,7 @@ def _job(path: Path, number: int, given: Any) -> Job:
     values["command"] = " ".join(str(given["command"]).split())
     values["needs"] = tuple(given.get("needs", ()))
     values["env"] = {name: str(value) for name, value in given.get("env", {}).items()}
+    values["cards"] = ALL if given.get("cards") == "all" else given.get("cards", 1)
     values["limit"] = given.get("limit", 2 * given["seconds"])
     job = Job(**values)
     if problem := _problem(job):
@@ -92,11 +95,16 @@ def _problem(job: Job) -> str | None:
         return "a name has letters, digits, '.', '_' and '-' alone"
     if not 0 < job.seconds <= job.limit:
         return f"seconds {job.seconds:g}, limit {job.limit:g}: 0 < seconds <= limit"
-    if job.cards not in range(MOST_CARDS + 1):
-        return f"cards {job.cards}: 0 to {MOST_CARDS}"
+    if job.cards not in range(ALL, MOST_CARDS + 1):
+        return f"cards {job.cards}: 0 to {MOST_CARDS}, or all"
     if job.beside not in BESIDE:
         return f"beside {job.beside}: one of {', '.join(BESIDE)}"
     return None
+
+
+def on_cards(jobs: Sequence[Job], count: int) -> list[Job]:
+    """As they are on a machine of so many cards: those of all cards have these, one at least."""
+    return [replace(one, cards=max(count, 1)) if one.cards == ALL else one for one in jobs]
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from benchmarks.jobs.schedule import Placed
 
 LOG = "log.txt"
 _JOB = "BENCHMARK_JOB"  # by which the processes of a job are found, in whatever session
+_GOES = 10  # seconds until a killed process has gone
 _TAIL = 4096  # bytes of a log that its last line is looked for in
 
 
@@ -92,7 +94,8 @@ class LocalProcess:
                 continue
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # a driver may keep it
+            self._process.wait(_GOES)
 
     def last_line(self) -> str:
         with self._log.open("rb") as file:

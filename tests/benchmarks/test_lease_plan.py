@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.jobs.plan import Job, MissingValueError, PlanError, filled, read_plan, why_not
+from benchmarks.jobs.plan import (
+    Job,
+    MissingValueError,
+    PlanError,
+    filled,
+    on_cards,
+    read_plan,
+    why_not,
+)
 
 JOB = "name: a, command: '{python} x.py', seconds: 5"
 
@@ -25,6 +33,16 @@ def test_plan_gives_defaults_and_joins_lines_of_a_command(tmp_path: Path) -> Non
     assert (job.cards, job.beside, job.needs, job.priority) == (1, "machine", (), 0)
 
 
+def test_all_cards_are_those_of_the_machine_and_one_at_least(tmp_path: Path) -> None:
+    text = f"- {{{JOB}, cards: all}}\n- {{name: b, command: x, seconds: 5}}"
+    jobs = read_plan(plan(tmp_path, text))
+    assert [[one.cards for one in on_cards(jobs, count)] for count in (0, 1, 2)] == [
+        [1, 1],
+        [1, 1],
+        [2, 1],
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -34,6 +52,7 @@ def test_plan_gives_defaults_and_joins_lines_of_a_command(tmp_path: Path) -> Non
         ("- {name: a, seconds: 5}", "command is missing"),
         (f"- {{{JOB}, card: 1}}", "no such field: card"),
         (f"- {{{JOB}, cards: 3}}", "cards 3"),
+        (f"- {{{JOB}, cards: some}}", "cards some"),
         (f"- {{{JOB}, limit: 4}}", "seconds <= limit"),
         (f"- {{{JOB}, beside: all}}", "beside all"),
         (f"- {{{JOB}}}\n- {{{JOB}}}", "two jobs are named a"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.jobs.check import problem_of
-from benchmarks.jobs.plan import Job, read_plan
+from benchmarks.jobs.plan import Job, on_cards, read_plan
 from benchmarks.jobs.schedule import Schedule
 from tests.test_layering import ROOT
 
@@ -18,7 +18,7 @@ CARDS = ("0", "1")
 
 def seconds_of(jobs: list[Job]) -> float:
     """When the last of them ends on two cards, each as long as expected."""
-    schedule, now = Schedule(jobs, CARDS, deadline=10_000), 0.0
+    schedule, now = Schedule(on_cards(jobs, len(CARDS)), CARDS, deadline=10_000), 0.0
     while schedule.waiting or schedule.running:
         schedule.start(now)
         first = min(schedule.running, key=lambda one: one.ends)

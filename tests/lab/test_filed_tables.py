@@ -95,6 +95,16 @@ def test_an_accept_report_becomes_intervals(report: Any) -> None:
     assert row["same answers"] == "2 of 3"
 
 
+def test_a_serving_report_becomes_rates_and_percentiles(report: Any) -> None:
+    ttft, tpot = ({"percentiles": {"50": one, "99": 2 * one}} for one in (30.0, 2.5))
+    rates = {"output_rate": 500.0, "prompt_rate": 2000.0, "tau": 2.5}
+    point = {"name": "8 streams", "latencies": {"ttft": ttft, "tpot": tpot}, **rates}
+    requests = {"prompt_len": 1024, "output_len": 256}
+    [row] = report.bench_tables.read({"ours": {"requests": requests, "points": [point]}})
+    assert [*row.values()] == ["ours", "8 streams", 1024, 256, 500, 2000, 30, 60, 2.5, 5, 2.5]
+    assert row["TTFT p99, ms"] == 60
+
+
 def test_a_replaced_table_changes_page_and_index_alone(report: Any, tmp_path: Path) -> None:
     report.write("speed", "kept", "Kept", [{"n": 1}], "First.\n\nSecond\nline.", FACTS)
     for rate in (1.23456, 12345.6):
