@@ -19,7 +19,7 @@ FORMS = [
     *(("packed experts", "bfloat16"), ("packed experts", "float16"), ("packed experts", "float32")),
 ]
 # Bytes that a thread keeps in memory for want of registers: more cost more than they spare.
-MOST_LOCAL = 512
+MOST_LOCAL = 1024
 
 
 @pytest.mark.slow
