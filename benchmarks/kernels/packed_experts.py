@@ -38,7 +38,7 @@ from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import fp8, int_codes
 from specengine.kernels.experts.formats import mxfp4 as mxfp4_format
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
-from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
+from specengine.kernels.experts.tiles import Tile, Tiles, are_few, packed_tile_for
 from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
@@ -179,7 +179,7 @@ class Bench:
 
 
 def candidates(rows: int) -> list[Tiles]:
-    if rows > FEW_ROWS:
+    if not are_few(rows, 8):
         return MANY
     usual = packed_tile_for(rows, 128, 8)
     found = []

@@ -1,6 +1,6 @@
 """The products of experts in Triton.
 
-A slot is one expert of one row: slot t * K + k is row t's k-th. Up to FEW_ROWS rows there is a
+A slot is one expert of one row: slot t * K + k is row t's k-th. Of few rows (tiles.py) there is a
 program for each slot and tile of outputs, or for each expert where there are fewer; the one of an
 expert's first slot takes all rows of the expert, and others end at once. So each chosen expert is
 read once, and nothing is sorted before. Of more rows, slots are sorted by expert first
@@ -30,7 +30,7 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.packed import PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
-from specengine.kernels.experts.tiles import FEW_ROWS, PART_ROWS, Tile, Tiles, tile_for
+from specengine.kernels.experts.tiles import PART_ROWS, Tile, Tiles, are_few, tile_for
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 
 _SLICE = 4096  # rows that go through together, for the memory that their parts take
@@ -458,7 +458,7 @@ def experts(
         packed_triton.run(x, chosen, weights, parts, tiles)
     else:
         call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
-        run = _run_few if rows <= FEW_ROWS else _run_many
+        run = _run_few if are_few(rows, count) else _run_many
         run(call, parts)
     return parts if leaves_parts else _sum(parts)
 

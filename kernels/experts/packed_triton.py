@@ -25,7 +25,7 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.packed import Operands, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
-from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
+from specengine.kernels.experts.tiles import Tile, Tiles, are_few, packed_tile_for
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
 from specengine.kernels.linear.quantised import Fp8Input
@@ -443,8 +443,8 @@ def run(
     count, inner = chosen.ids_TK.numel(), weights.inner
     tiles = tiles or packed_tile_for(len(x), weights.num_experts, chosen.ids_TK.shape[1])
     activated = torch.empty(count, inner, dtype=x.dtype, device=x.device)
-    launch = _run_few if len(x) <= FEW_ROWS else _run_many
-    many = len(x) > FEW_ROWS
+    many = not are_few(*chosen.ids_TK.shape)
+    launch = _run_many if many else _run_few
     launch(
         x,
         chosen,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 FEW_ROWS = 64  # up to these, a program finds the rows of its expert by itself
+_FEW_SLOTS = 512  # and up to these: registers do not hold the slots of one expert among more
 PART_ROWS = 256  # up to these, the parts of a row's sum are left to the norm behind
 
 
@@ -41,9 +42,14 @@ _MANY: tuple[tuple[float, Tiles], ...] = (
 )
 
 
+def are_few(num_rows: int, num_chosen: int) -> bool:
+    """Whether the rows are not sorted by expert before they are multiplied."""
+    return num_rows <= FEW_ROWS and num_rows * num_chosen <= _FEW_SLOTS
+
+
 def tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
     """By the shapes alone, so that launches are the same whatever is chosen."""
-    if num_rows <= FEW_ROWS:
+    if are_few(num_rows, num_chosen):
         return _FEW
     mean = num_rows * num_chosen / num_experts
     return next(tiles for least, tiles in _MANY if mean >= least)
@@ -61,7 +67,7 @@ _PACKED_MANY: tuple[tuple[float, Tiles], ...] = (
 
 def packed_tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
     """`tile_for` of weights in 8 and 4 bits."""
-    if num_rows <= FEW_ROWS:
+    if are_few(num_rows, num_chosen):
         return _PACKED_FEW
     mean = num_rows * num_chosen / num_experts
     return next(tiles for least, tiles in _PACKED_MANY if mean >= least)

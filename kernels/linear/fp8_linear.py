@@ -23,7 +23,9 @@ def fp8_linear(
     to MAX_FEW_ROWS rows are multiplied in Triton, more by PyTorch's scaled product where scales are
     by row, and else with a weight that is dequantised for it.
     """
-    if not use_triton(backend, x) or not len(x):
+    if not len(x):  # of an idle rank: the weight is not looked at
+        return x.new_empty(0, weight.shape[0])
+    if not use_triton(backend, x):
         return fp8_linear_ref.fp8_linear(x, weight, bias)
     from specengine.kernels.linear import dequantise_triton, fp8_linear_triton
 

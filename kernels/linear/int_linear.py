@@ -20,7 +20,9 @@ def int_linear(
     x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
     to MAX_ROWS rows are multiplied in Triton, more with a weight that is dequantised for it.
     """
-    if not use_triton(backend, x) or not len(x):
+    if not len(x):  # of an idle rank: the weight is not looked at
+        return x.new_empty(0, weight.shape[0])
+    if not use_triton(backend, x):
         return int_linear_ref.int_linear(x, weight, bias)
     from specengine.kernels.linear import dequantise_triton, int_linear_triton
 

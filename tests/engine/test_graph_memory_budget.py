@@ -14,6 +14,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine import build
 from specengine.engine.round.executor import RoundExecutor
 from specengine.runner import graph_cache
+from specengine.runner.capture import CaptureInterrupted
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.memory import graph_memory
 from tests.support.cpu_graphs import capture, graphs_on_the_cpu
@@ -139,6 +140,26 @@ def test_all_are_captured_where_there_is_room(card: Card, caplog: pytest.LogCapt
     for _ in memory.affordable([3, 2, 1], "graphs"):
         card.free -= GRAPH
     assert (memory.used, caplog.text) == (3 * GRAPH, "")
+
+
+@ON_CPU
+def test_what_a_capture_that_is_given_up_held_is_not_used(card: Card) -> None:
+    """It is gone with the error, but for what is left: requests may interrupt captures for ever."""
+    memory = graph_memory.GraphMemory(100)
+
+    def interrupted() -> None:
+        with memory.measured():
+            card.free -= 90
+            raise CaptureInterrupted
+
+    for _ in range(3):
+        with pytest.raises(CaptureInterrupted):
+            interrupted()
+        card.free += 89
+    assert not memory.is_spent
+    with memory.measured():
+        card.free -= GRAPH
+    assert memory.used == GRAPH + 3
 
 
 @pytest.mark.parametrize(

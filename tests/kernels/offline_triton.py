@@ -1,5 +1,8 @@
 """Triton in a process without a GPU and without its interpreter: compiles for Hopper, and cannot
-launch. Tensors are those of the CPU."""
+launch. Tensors are those of the CPU.
+
+OFFLINE_TRITON: a folder with another Triton than the environment's, such as that of the PyTorch on
+the card, which compiles otherwise (`pip install --no-deps --target FOLDER triton==3.6.0`)."""
 
 from __future__ import annotations
 
@@ -47,6 +50,8 @@ def run(module: str, folder: Path, *arguments: str) -> Any:
     """What `module` prints, as JSON, in a process whose caches lie in `folder`."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "SPECENGINE_CACHE_DIR": str(folder)}
+    if other := os.environ.get("OFFLINE_TRITON"):
+        caches["PYTHONPATH"] = other
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env=environment | caches,

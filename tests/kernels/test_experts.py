@@ -64,6 +64,7 @@ CASES = {
     ),
     "weight before": (4, 6, 1, {"weighs_input": True}),
     "sorted": (70, 6, 2, {"bias": True}),
+    "few rows of many experts each": (54, 12, 10, {}),
 }
 
 

@@ -208,6 +208,23 @@ def test_masks_of_long_prefixes_are_made_in_parts(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("prefix", [0, 12288])
+def test_expanded_heads_take_little_memory_on_a_gpu(prefix: int) -> None:
+    """Keys are wider than values, which not all of PyTorch's kernels take: the plain one would keep
+    all scores, 2 GiB here."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    rows, keys = 4096, prefix + 4096
+    sizes = (rows, 192), (keys, 192), (keys, 128)
+    given = [torch.randn(n, 16, d, dtype=torch.bfloat16, device="cuda") for n, d in sizes]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    out = ragged_attention(*given, [KeySpan(0, rows, 0, keys)], 0.07)
+    taken = torch.cuda.max_memory_allocated() - before - out.numel() * 2
+    assert taken < 512 << 20, f"{taken >> 20} MiB"
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [16, 128])
 def test_published_sizes_on_a_gpu(heads: int, dtype: torch.dtype) -> None:

@@ -38,6 +38,7 @@ class GraphMemory:
         self.budget = budget
         self.communicator = communicator
         self.used = 0  # bytes, measured
+        self._before_failure: int | None = None  # bytes that were free, where a capture failed
         self._is_measuring = False
         self._pool: Any = None
 
@@ -65,14 +66,24 @@ class GraphMemory:
             yield lambda: 0
             return
         self.platform.empty_cache()
+        self._count_failure()
         free = self.platform.free_memory()
         self._is_measuring = True
         try:
             yield lambda: self._taken_since(free)
-        finally:  # what a failed capture has left is used, too
+        except BaseException:
+            self._before_failure = free  # most of what it holds now goes with the error
+            raise
+        finally:
             self._is_measuring = False
-            self.platform.empty_cache()
-            self.used += self._taken_since(free)
+        self.platform.empty_cache()
+        self.used += self._taken_since(free)
+
+    def _count_failure(self) -> None:
+        """What a failed capture has left is used, too. Counted before the next."""
+        if self._before_failure is not None:
+            self.used += max(self._taken_since(self._before_failure), 0)
+            self._before_failure = None
 
     def _taken_since(self, free: int) -> int:
         """free: bytes, before."""
