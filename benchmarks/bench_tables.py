@@ -14,7 +14,9 @@ PLAIN = "no speculation"
 
 def read(reports: Reports, kind: str | None = None) -> Rows:
     first = next(iter(reports.values()))
-    if kind is None and "points" in first:
+    if kind is None and "first_token" in first:
+        kind = "first-token"
+    elif kind is None and "points" in first:
         kind = "serve" if "requests" in first else "step"
     elif kind is None:
         kind = "accept" if "runs" in first["settings"][0] else "throughput"
@@ -148,6 +150,14 @@ def _percentiles(title: str, latency: dict[str, Any]) -> dict[str, float | None]
     return {f"{title} p{one}, ms": latency["percentiles"][one] for one in ("50", "99")}
 
 
+def first_token(reports: Reports) -> Rows:
+    """Milliseconds to the first token by the prompt's length, of a peer."""
+    return [
+        {"run": label, "engine": one["engine"], **one["first_token"]}
+        for label, one in reports.items()
+    ]
+
+
 def accept(reports: Reports) -> Rows:
     """Accepted length (tokens a round, bonus token included) by prompt set, 95% intervals."""
     rows: Rows = []
@@ -181,6 +191,7 @@ def _interval(value: dict[str, Any], scale: float = 1.0) -> str:
 
 KINDS: dict[str, Callable[[Reports], Rows]] = {
     "accept": accept,
+    "first-token": first_token,
     "serve": serve,
     "startup": startup,
     "step": step,

@@ -18,6 +18,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from specengine.lab.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 ELSEWHERE = "BENCHMARK_TABLES"
+_JOB = re.compile(r"/\S*/jobs/[\w.-]+")
 INDEX = """# Results
 
 A page a topic, newest figures only; older ones and explorations are in git's history. Each table
@@ -58,7 +60,7 @@ def write(
     made = {
         "title": title,
         "date": datetime.date.today().isoformat(),
-        "environment": environment() if facts is None else facts,
+        "environment": _without_folders(environment() if facts is None else facts),
         "columns": columns,
         "rows": [[rounded(row.get(column)) for column in columns] for row in rows],
         "notes": [" ".join(one.split()) for one in notes.split("\n\n") if one.strip()],
@@ -69,6 +71,13 @@ def write(
         file.write_text(compact({"tables": {name: made}}))
         return file
     return _put(path, {name: made})
+
+
+def _without_folders(facts: dict[str, Any]) -> dict[str, Any]:
+    """A job's folder in a lease is OUT: where it lay says nothing."""
+    if "command" not in facts:
+        return facts
+    return {**facts, "command": _JOB.sub("OUT", facts["command"])}
 
 
 def take(files: list[Path]) -> list[Path]:

@@ -13,10 +13,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -45,13 +46,15 @@ class Spec:
 
 @dataclass(frozen=True)
 class Model:
-    """A folder that the peer can load; of a shape its configuration alone."""
+    """A folder that the peer can load; of a shape its configuration alone. options: of the peer's
+    engine, over those that these scripts set."""
 
     name: str
     folder: Path
     is_shape: bool
     vocab_size: int
     tp_size: int  # cards that share it
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Outcome:
     drafted: int | None = None
     accepted: int | None = None
 
+
+LEAST_CONTEXT = 4096  # tokens
 
 Generate = Callable[[list[list[int]]], Outcome]  # prompts as token ids
 Start = Callable[[Model, Spec, Workload], tuple[Generate, dict[str, Any]]]  # and the peer's options
@@ -79,10 +84,18 @@ def run(peer: str, package: str, start: Start, argv: Sequence[str] | None = None
         )
     sizes = SWEEP if args.sweep else tuple(args.batch_sizes)
     work = Workload(sizes, args.prompt_len, args.new_tokens, args.repeats, args.prompt_period)
-    with _model(args.model, args.tp_size) as model, _spec(args, model) as spec:
+    if args.first_token:
+        work = Workload((1,), max(args.first_token), 1, args.repeats)
+    with _model(args) as model, _spec(args, model) as spec:
         begun = perf_counter()
         generate, options = start(model, spec, work)
         startup = Startup(perf_counter() - begun, process=process_seconds())
+        if args.first_token:
+            found = first_tokens(generate, work, args.first_token, model.vocab_size)
+            facts = {"environment": environment(), "engine": f"{peer} {version(package)}"}
+            whole = facts | {"model": model.name, "options": options, "first_token": found}
+            write_text(args.json, json.dumps(whole, indent=1))
+            return
         forced = spec.accept_length if spec.algorithm == EAGLE3 else None
         setting = Setting(spec.algorithm or PLAIN, options, startup, is_lossy=forced is not None)
         report = Report(
@@ -124,6 +137,23 @@ def measure(generate: Generate, work: Workload, batch_size: int, vocab_size: int
     return Point(batch_size, tuple(rates), tau, rounds / batch_size, drafted)
 
 
+def first_tokens(
+    generate: Generate, work: Workload, lengths: Sequence[int], vocab_size: int
+) -> dict[str, float]:
+    """Milliseconds until one request alone has its first token, by the prompt's length: medians of
+    all runs but the first."""
+    found = {}
+    for length in lengths:
+        times = []
+        for prompts in replace(work, prompt_len=length).batches(1, vocab_size):
+            begun = perf_counter()
+            generate(prompts)
+            times.append(1000 * (perf_counter() - begun))
+        found[str(length)] = median(times[1:])
+        print(f"{length} tokens: {found[str(length)]:.1f} ms", flush=True)
+    return found
+
+
 def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"The work of `bench throughput` on {peer}.")
     parser.add_argument("--model", default="smollm2-shape", help="a built-in shape, or a folder")
@@ -138,20 +168,42 @@ def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-period", type=int)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--first-token", type=int, nargs="+", metavar="N", help="time prompts of so many tokens"
+    )
+    parser.add_argument(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="of the peer's engine: a name and a value, in JSON or as it stands",
+    )
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     return parser.parse_args(argv)
 
 
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text}: NAME=JSON")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 @contextmanager
-def _model(name: str, tp_size: int) -> Iterator[Model]:
+def _model(args: argparse.Namespace) -> Iterator[Model]:
+    name, more = args.model, (args.tp_size, dict(args.option))
     if Path(name).is_dir():
         config = json.loads((Path(name) / "config.json").read_text())
-        yield Model(Path(name).resolve().name, Path(name), False, config["vocab_size"], tp_size)
+        yield Model(Path(name).resolve().name, Path(name), False, config["vocab_size"], *more)
         return
     config = _shape(name)
     with tempfile.TemporaryDirectory(prefix="shape-") as folder:
         config.save_pretrained(folder)
-        yield Model(name, Path(folder), True, config.vocab_size, tp_size)
+        yield Model(name, Path(folder), True, config.vocab_size, *more)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import EAGLE3, Generate, Model, Outcome, Spec, Workload, run
+from common import EAGLE3, LEAST_CONTEXT, Generate, Model, Outcome, Spec, Workload, run
 
 # Names that depend on the version: of the environment, and of options.
 _FORCED_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
@@ -37,7 +37,7 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "attention_backend": "triton",
-        "context_length": 4096,
+        "context_length": max(LEAST_CONTEXT, work.longest + 64),
         "tp_size": model.tp_size,
         "max_running_requests": max(work.batch_sizes),
         largest_graph: max(work.batch_sizes),
@@ -45,6 +45,7 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
         "skip_tokenizer_init": True,
         **({"load_format": "dummy"} if model.is_shape else {}),
         **speculative,
+        **model.options,
     }
     draft = {} if spec.draft is None else {"speculative_draft_model_path": str(spec.draft)}
     engine = sglang.Engine(model_path=str(model.folder), **options, **draft)

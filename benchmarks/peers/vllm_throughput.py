@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import EAGLE3, Generate, Model, Outcome, Spec, Workload, run
+from common import EAGLE3, LEAST_CONTEXT, Generate, Model, Outcome, Spec, Workload, run
 
 _COUNTERS = {
     "rounds": "vllm:spec_decode_num_drafts",
@@ -26,13 +26,14 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
 
     options: dict[str, Any] = {
         "dtype": "bfloat16",
-        "max_model_len": 4096,
+        "max_model_len": max(LEAST_CONTEXT, work.longest + 64),
         "tensor_parallel_size": model.tp_size,
         "max_num_seqs": max(work.batch_sizes),
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
         "disable_log_stats": False,
         **({"load_format": "dummy"} if model.is_shape else {}),
+        **model.options,
     }
     speculative = _speculative(spec)
     if speculative is not None:

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -61,24 +61,26 @@ def config_of(model: str, mode: str) -> EngineConfig:
     )
 
 
-def first_tokens(engine: Engine, vocab_size: int) -> Iterator[tuple[int, float]]:
+def first_tokens(
+    engine: Engine, vocab_size: int, lengths: Sequence[int]
+) -> Iterator[tuple[int, float]]:
     """(length, milliseconds), the median of what follows the first third."""
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    for length in LENGTHS:
+    for length in lengths:
         prompt = [5 + (7 * place) % (vocab_size - 5) for place in range(length)]
         times = [sum(milliseconds(engine, [prompt], params)) for _ in range(REPEATS)]
         yield length, statistics.median(times[REPEATS // 3 :])
 
 
-def measure(models: list[str], modes: list[str]) -> list[dict[str, Any]]:
+def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for model in models:
+    for model in given.models:
         loaded = load(config_of(model, "none"), Phases())
-        for mode in modes:
+        for mode in given.modes:
             start = perf_counter()
             engine = build_engine(config_of(model, mode), loaded, Phases())
             row: dict[str, Any] = {"model": model, "mode": mode, "start, s": perf_counter() - start}
-            found = first_tokens(engine, loaded.model.vocab_size)
+            found = first_tokens(engine, loaded.model.vocab_size, given.lengths)
             row |= {str(length): spent for length, spent in found}
             rows.append(row)
             print(row, engine.stats().graphs.get("piecewise"), flush=True)
@@ -123,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[*LENGTHS], help="up to 8191")
     parser.add_argument("--start-up", action="store_true")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -135,11 +138,7 @@ def main() -> None:
     else:
         title = "Time to the first token by the prompt's length and --cuda-graph-mode"
         notes = "Milliseconds, medians of six; columns are lengths of prompts in tokens."
-        print(
-            report.write(
-                "prefill-modes", "first-token", title, measure(given.models, given.modes), notes
-            )
-        )
+        print(report.write("prefill-modes", "first-token", title, measure(given), notes))
 
 
 if __name__ == "__main__":

@@ -66,6 +66,15 @@ def test_tables_of_one_name_are_joined_row_after_row(
         report.take([files[0], other])
 
 
+def test_command_of_a_table_names_no_folder_of_a_lease(report: ModuleType) -> None:
+    command = (
+        "python x.py --json /tmp/lease-a1/jobs/8b.x/a.json --logs /tmp/lease-a1/jobs/8b.x -n 5"
+    )
+    report.write("topic", "one", "T", [{"a": 1}], "", facts(command))
+    (found,) = (one["environment"]["command"] for one in tables(report).values())
+    assert found == "python x.py --json OUT/a.json --logs OUT -n 5"
+
+
 def test_table_of_no_topic_is_refused(report: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "other.one.json").write_text('{"tables": {}}')
     with pytest.raises(SystemExit, match="no topic other"):

@@ -105,6 +105,12 @@ def test_a_serving_report_becomes_rates_and_percentiles(report: Any) -> None:
     assert row["TTFT p99, ms"] == 60
 
 
+def test_a_peers_first_tokens_become_a_row_a_run(report: Any) -> None:
+    one = {"engine": "vLLM 9", "first_token": {"32": 7.5, "2048": 60.0}}
+    [row] = report.bench_tables.read({"8B": one})
+    assert row == {"run": "8B", "engine": "vLLM 9", "32": 7.5, "2048": 60.0}
+
+
 def test_a_replaced_table_changes_page_and_index_alone(report: Any, tmp_path: Path) -> None:
     report.write("speed", "kept", "Kept", [{"n": 1}], "First.\n\nSecond\nline.", FACTS)
     for rate in (1.23456, 12345.6):

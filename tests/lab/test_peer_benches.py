@@ -107,6 +107,31 @@ def test_vllm(
         assert setting["options"]["speculative_config"]["synthetic_acceptance_length"] == 2.5
 
 
+def test_first_tokens_are_timed_by_length_of_the_prompt(
+    common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Vllm(FakeVllm):
+        def generate(self, inputs: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
+            asked.append((len(inputs[0]["prompt_token_ids"]), params.max_tokens))
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0])])]
+
+    pretend(monkeypatch, common, "vllm", {"LLM": Vllm, "SamplingParams": SimpleNamespace})
+    result = tmp_path / "vllm.json"
+    argv = ["--first-token", "32", "8000", "--repeats", "2", "--json", str(result)]
+    argv += ["--option", "max_num_seqs=5", "--option", "attention_backend=fa3"]
+    common.run("vLLM", "vllm", load("vllm_throughput").start, argv)
+    assert asked == [(32, 1)] * 3 + [(8000, 1)] * 3
+    assert Vllm.last.options["max_model_len"] > 8000
+    assert Vllm.last.options["max_num_seqs"] == 5
+    assert Vllm.last.options["attention_backend"] == "fa3"
+    written = json.loads(result.read_text())
+    assert written["engine"] == "vLLM 9.9"
+    assert {*written["first_token"]} == {"32", "8000"}
+    assert min(written["first_token"].values()) > 0
+
+
 @pytest.mark.parametrize(
     "options_known",
     [("cuda_graph_max_bs_decode", "speculative_draft_load_format"), ("cuda_graph_max_bs",)],
@@ -167,12 +192,11 @@ def test_an_unknown_model_is_named(common: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 FORKS = """
-import argparse, os, signal, sys
+import os, signal, sys
 import common, torch
-from pathlib import Path
 
-args = argparse.Namespace(algorithm="EAGLE3", num_steps=3, accept_length=2.5, random_draft=16384)
-with common._model("smollm2-shape", 1) as model, common._spec(args, model) as spec:
+args = common._parse("peer", ["--algorithm", "EAGLE3", "--json", "x"])
+with common._model(args) as model, common._spec(args, model) as spec:
     assert (spec.draft / "model.safetensors").is_file()
     assert torch.get_num_threads() == 2
     if os.fork() == 0:
