@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specengine.cli.logs import set_up_logging
 from specengine.core.config import EngineConfig
+from specengine.core.trim import map_large_blocks, share_arenas
 from specengine.server.processes.channel import Channel, StartEngine, StartFrontEnd
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def main() -> int:
     faulthandler.enable()  # where it hangs, the supervisor asks where
     for one in (signal.SIGINT, signal.SIGTERM):  # these are for the supervisor
         signal.signal(one, signal.SIG_IGN)
+    share_arenas()
     channel = Channel.of_descriptor(int(sys.argv[-1]))
     received = channel.receive()
     if received is None:
@@ -29,6 +31,7 @@ def main() -> int:
     if isinstance(start, StartEngine):
         return run_engine(channel, start)
     assert isinstance(start, StartFrontEnd)
+    map_large_blocks()
     set_up_logging(start.config.server.log_level, start.config.server.log_format)
     from specengine.server.processes.front_end import run_front_end
 

@@ -183,7 +183,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     def detokenize(body: DetokenizeRequest) -> Response:
         engine = service.require(body.model)
         size = len(engine.tokenizer)
-        if not all(0 <= token < size for token in body.tokens):
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < size:
             raise ApiError(400, f"tokens must lie in 0..{size - 1}", "tokens")
         decoder = IncrementalDecoder(engine.tokenizer, body.skip_special_tokens)
         return json_response({"prompt": decoder.add(body.tokens, final=True)})

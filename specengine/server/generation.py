@@ -18,7 +18,7 @@ from specengine.engine.outgoing import request_id
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.bounds import check_fits
 from specengine.server.errors import ApiError
-from specengine.server.json_bytes import dumps
+from specengine.server.json_bytes import dumps, encoded
 from specengine.server.logprobs import LOWEST
 from specengine.server.request_log import record_of
 from specengine.server.service import ServedEngine, Service, system_fingerprint
@@ -256,12 +256,13 @@ class ChoicesAnswer:
     async def whole(self) -> Json:
         await self.run.finish()
         told = self.run.job.kept(self.run.finished)
-        choices = [self.shape.whole(choice, output) for choice, output in told]
-        if self.token_ids:
-            for choice, (_, output) in zip(choices, told, strict=True):
-                choice["token_ids"] = output.token_ids
+        choices = await encoded(self._whole(*one) for one in told)
         results = {"usage": self.run.usage(), "metrics": self.run.metrics()}
         return self._head | {"choices": choices} | results | self.shape.about_prompt(told[0][1])
+
+    def _whole(self, choice: int, output: RequestOutput) -> Json:
+        found = self.shape.whole(choice, output)
+        return found | {"token_ids": output.token_ids} if self.token_ids else found
 
     async def events(self) -> AsyncIterator[bytes]:
         streaming, run = self.streaming, self.run

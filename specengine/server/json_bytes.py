@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -16,6 +18,17 @@ def dumps(payload: Any) -> bytes:
         return orjson.dumps(payload)
     except TypeError:
         return json.dumps(_finite(payload), separators=(",", ":")).encode()
+
+
+async def encoded(values: Iterable[Any]) -> list[orjson.Fragment]:
+    """Each as JSON, for `dumps`. Other work has its turn between two of them: a choice of 2,000
+    tokens with 20 log-probabilities each takes 30 ms, and there may be a hundred. values: best made
+    as they are asked for, so that no two are held."""
+    found = []
+    for value in values:
+        found.append(orjson.Fragment(dumps(value)))
+        await asyncio.sleep(0)
+    return found
 
 
 def _finite(value: Any) -> Any:

@@ -20,6 +20,7 @@ from specengine.core.limits import LimitConfig
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.pool import GrammarPool
 from specengine.engine.grammar.state import LlguidanceState
+from specengine.engine.grammar.trial import NICENESS
 from tests.support.grammars import EOS, VOCAB, World, mask_of
 from tests.support.waiting import until
 
@@ -194,6 +195,16 @@ def test_others_wait_in_a_bounded_queue_and_the_loop_goes_on(make_pool: Make) ->
     assert ticks > 0
     assert [isinstance(one, Exception) for one in results] == [False, False, False, True]
     assert isinstance(results[3], QueueFullError)
+
+
+def test_trial_gets_less_of_a_core_than_the_engine(make_pool: Make) -> None:
+    pool = make_pool(grammar_workers=1)
+    asyncio.run(start(pool, GrammarSpec.regex("a")))
+    least = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
+    assert os.getpriority(os.PRIO_PROCESS, process_of(pool)) == least
+    group = Path(f"/proc/{process_of(pool)}/autogroup")
+    if os.geteuid() == 0 and group.exists():  # others may change one group in 0.1 s
+        assert group.read_text().endswith(f"nice {NICENESS}\n")
 
 
 def test_closing_leaves_no_process(make_pool: Make) -> None:

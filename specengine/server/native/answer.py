@@ -14,6 +14,7 @@ from specengine.engine.tokens import vocabulary_of
 from specengine.server.completions import encode_prompts
 from specengine.server.errors import ApiError
 from specengine.server.generation import Job, Json, Run, check_context, checked, make_job
+from specengine.server.json_bytes import encoded
 from specengine.server.logprobs import LOWEST, name_of
 from specengine.server.native.fields import NativeRequest
 from specengine.server.service import ServedEngine
@@ -53,7 +54,7 @@ class NativeAnswer:
         async with closing(self._run.outputs(stream=False)) as outputs:
             async for _, output in outputs:
                 _check(output)
-        told = [self._told(*one) for one in sorted(self._run.finished.items())]
+        told = await encoded(self._told(*one) for one in sorted(self._run.finished.items()))
         return told if self._is_list else told[0]
 
     async def events(self) -> AsyncIterator[bytes]:
