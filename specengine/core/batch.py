@@ -7,9 +7,10 @@ that logits are computed for, V vocabulary, H hidden size, L layers, S KV slots.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -159,9 +160,9 @@ class AttnPlan:
             )
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """One attention implementation. K and V of the new tokens are in the pool when it is called,
-    but for forward_fused, which writes them.
+    but for forward_fused, which writes them. What is not overridden is so for most.
 
     `init_forward_metadata` plans a forward and puts the plan on the batch; the capture and replay
     forms do the same on the fixed buffers of a graph. A plan reads neither tokens nor the mask of
@@ -173,19 +174,17 @@ class AttentionBackend(Protocol):
 
     def for_mode(self, mode: ForwardMode) -> AttentionBackend:
         """The backend that serves this mode: itself, or one of those it is made of."""
-        ...
+        return self
 
+    @abstractmethod
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan: ...
 
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None: ...
-
+    @abstractmethod
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan: ...
 
-    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None: ...
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """seq_len of padding rows, such that they read only slot 0 and divide by nothing."""
-        ...
+    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
+        """Nothing to do where the graph reads the batch's fixed buffers."""
+        return
 
     def forward_fused(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
@@ -193,22 +192,22 @@ class AttentionBackend(Protocol):
         """Rotates q and k, writes k and v to the pool and attends, at once: q [T, num_heads,
         head_dim], k, v [T, num_kv_heads, head_dim] -> the shape of q. None, and nothing done,
         where the backend has no such thing for this batch."""
-        ...
+        return None
 
     def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
         """What a kernel takes that attends for the whole model at once; None where the backend
         has to be asked layer by layer."""
-        ...
+        return None
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         """q [B, num_heads, head_dim], one row a request -> the same shape, or, of a layer with a
         value_dim, [B, num_heads, value_dim]."""
-        ...
+        return self.forward_extend(q, layer, batch)
 
+    @abstractmethod
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         """q [T, num_heads, head_dim], ragged by qo_indptr; causal after the prefix, or under
         batch.tree -> as of forward_decode."""
-        ...
 
 
 @dataclass

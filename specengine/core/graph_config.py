@@ -62,14 +62,9 @@ class GraphConfig(Section):
             "piecewise_splitting_ops",
             f"known: {', '.join(SPLITTING_OPS)}",
         )
-        plain = GraphConfig.options()
-        for name in (one for one in plain if one.startswith("piecewise_")):
-            is_given = getattr(self, name) != plain[name].default
-            self._require(
-                self.has_pieces or not is_given,
-                name,
-                "does nothing without --cuda-graph-mode piecewise or full-and-piecewise",
-            )
+        if not self.has_pieces:
+            of_pieces = (one for one in self.options() if one.startswith("piecewise_"))
+            self._refuse_given(of_pieces, "--cuda-graph-mode piecewise or full-and-piecewise")
 
     @property
     def has_pieces(self) -> bool:

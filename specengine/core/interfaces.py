@@ -86,6 +86,7 @@ class AttentionLimits:
     softcap: bool = False  # caps scores where a layer says so
     sinks: bool = False  # adds sinks to the softmax where a layer has them
     layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
+    graphs: bool = True  # its forwards can be captured in graphs
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
     fp8_kv: bool = False  # reads K and V in float8_e4m3fn
     chunks: bool = False  # attends within chunks (AttentionLayer.attention_chunk)

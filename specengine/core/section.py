@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from specengine.core.errors import ConfigError
@@ -30,6 +30,12 @@ class Section:
         for name in names:
             value = getattr(self, name)
             self._require(value is None or value >= low, name, f"must be at least {low}")
+
+    def _refuse_given(self, names: Iterable[str], needed: str) -> None:
+        """Of options that do nothing without another, which is missing."""
+        for name in names:
+            is_default = getattr(self, name) == self.options()[name].default
+            self._require(is_default, name, f"does nothing without {needed}")
 
     def _require(self, holds: bool, name: str, rule: str) -> None:
         if not holds:

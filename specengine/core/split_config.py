@@ -41,9 +41,5 @@ class SplitConfig(Section):
             "pdmux_sm_shares",
             "give shares between 0 and 1, such as 0.5,0.76",
         )
-        plain = SplitConfig.options()
-        for name in plain:
-            is_given = getattr(self, name) != plain[name].default
-            self._require(
-                self.enable_pdmux or not is_given, name, "does nothing without --enable-pdmux"
-            )
+        if not self.enable_pdmux:
+            self._refuse_given(self.options(), "--enable-pdmux")

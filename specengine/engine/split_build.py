@@ -24,7 +24,7 @@ from specengine.runner.attention import make_attention_backends
 from specengine.runner.green_contexts import NoGreenContexts, make_sm_parts
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
-from specengine.runner.split_streams import BesideRounds, SplitStreams, Turns
+from specengine.runner.split_streams import BesideRounds, SplitStreams
 from specengine.scheduler.split_policy import SplitPrefillPolicy
 from specengine.scheduler.split_prompts import SplitPrompts
 
@@ -72,7 +72,7 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
     usual = MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU
     chunk = config.schedule.chunked_prefill_size or -1
     least = split.pdmux_min_tokens or (min(usual, chunk) if chunk > 0 else usual)
-    streams: SplitStreams = Turns()
+    streams = SplitStreams()
     no_shares: str | None = None
     if on_gpu:
         streams, no_shares = _streams(runner.device, split.pdmux_sm_shares)

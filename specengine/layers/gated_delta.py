@@ -14,7 +14,6 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.kernels.delta import delta_rule
 from specengine.kernels.delta.types import (
     DeltaInputs,
-    DeltaShape,
     DeltaWeights,
     NodeBatch,
     PromptBatch,
@@ -68,13 +67,7 @@ class GatedDelta(split_ops.Numbered):
         assert spec.gated_delta is not None
         spec.check_ranks()
         self.layer_id = layer_id
-        self.kept = shape = DeltaShape(
-            spec.gated_delta.num_key_heads,
-            spec.gated_delta.num_heads,
-            spec.gated_delta.key_dim,
-            spec.gated_delta.value_dim,
-            spec.gated_delta.conv_width,
-        )
+        self.kept = shape = spec.gated_delta
         heads, size = shape.num_heads, spec.hidden_size
         self.in_proj_qkvz = MergedLinear(size, [shape.channels, shape.value_size])
         self.in_proj_ba = MergedLinear(size, [heads, heads])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import communicator
+from specengine.kernels.delta.types import DeltaShape
 from specengine.kernels.experts.types import ACTIVATIONS, SCORES
 from specengine.layers.query_temperature import QueryTemperature
 from specengine.layers.rotary import config_head_dim
@@ -73,15 +74,9 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True)
-class GatedDeltaSpec:
+class GatedDeltaSpec(DeltaShape):
     """Linear attention by the gated delta rule (`layers/gated_delta.py`). Raises ModelLoadError for
     numbers that do not fit together."""
-
-    num_key_heads: int
-    num_heads: int  # of values; those that read one key head stand side by side
-    key_dim: int
-    value_dim: int
-    conv_width: int  # inputs that each output of the convolution sees, its own included
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_key_heads or self.conv_width < 2:

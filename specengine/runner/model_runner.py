@@ -23,7 +23,7 @@ from specengine.layers.logits import RowMap
 from specengine.layers.sampler import ONE_TO_ONE, RowDraws, Sampler
 from specengine.memory.state_pool import StateSizes
 from specengine.runner import fallbacks
-from specengine.runner.attention.limits import check_layers
+from specengine.runner.attention.limits import check_graphs, check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
 from specengine.runner.dispatch import whole_graph, why_no_prefill_graphs
@@ -105,6 +105,7 @@ class ModelRunner:
         if self.sharers is not None:
             self.prefill_graphs = NoGraphs("prefill", fallbacks.SHARES_EXPERTS)
             return
+        check_graphs(self.attn_backend)
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
         backend, keeps_state = self.attn_backend, self.pools.states is not None
@@ -261,21 +262,12 @@ class ModelRunner:
         return self.model.forward_split_prefill(batch.input_ids, batch.positions, batch, end)
 
     @torch.inference_mode()
-    def split_prefill(
-        self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
-    ) -> LogitsOutput | None:
-        """One call of a split prefill: the first plans, the last gives logits, others None."""
-        hidden = self.split_layers(batch, num_layers, skip_attn_backend_init)
-        return None if hidden is None else self.logits(hidden, batch)
-
-    @torch.inference_mode()
-    def split_layers(
-        self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
-    ) -> Tensor | None:
-        """The same without the head: [T, H] after the last layer, for `logits`."""
+    def split_layers(self, batch: ForwardBatch, num_layers: int) -> Tensor | None:
+        """One call of a split prefill: the first plans, the last gives [T, H] for `logits`, others
+        None."""
         if not batch.forward_mode.is_split_prefill():
-            raise ValueError(f"split_prefill needs a SPLIT_PREFILL batch, not {batch.forward_mode}")
-        if batch.split_index == 0 and not skip_attn_backend_init:
+            raise ValueError(f"split_layers needs a SPLIT_PREFILL batch, not {batch.forward_mode}")
+        if batch.split_index == 0:
             batch.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
         return self.forward_split_prefill(batch, num_layers)

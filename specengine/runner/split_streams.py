@@ -31,38 +31,6 @@ class Call(Protocol):
         ...
 
 
-class SplitStreams(Protocol):
-    """shares: of the device's SMs, ascending, that `launch` takes beside None. most_calls: that may
-    be launched and not done. takes_turns: what is launched is done before `launch` returns."""
-
-    most_calls: int
-    takes_turns: bool
-
-    @property
-    def shares(self) -> Sequence[float]: ...
-
-    def launch(self, share: float | None, run: Callable[[], T]) -> tuple[T, Call]:
-        """What `run` launches runs behind all that was launched so before, beside what the current
-        stream does."""
-        ...
-
-    def begin(self) -> None:
-        """What is launched next runs behind all that the current stream was given so far."""
-        ...
-
-    def join(self) -> None:
-        """What the current stream is given next runs behind all that was launched so far."""
-        ...
-
-    def forget_shares(self) -> None:
-        """From now on there is None alone."""
-        ...
-
-    def hand_over(self, tensors: Sequence[Tensor]) -> None:
-        """The current stream may read tensors that were made in a `launch` whose call is done."""
-        ...
-
-
 @dataclass(frozen=True)
 class DoneCall:
     seconds: float
@@ -71,28 +39,39 @@ class DoneCall:
     def wait(self) -> None: ...
 
 
-class Turns:
-    """On a CPU: layers and rounds take turns."""
+class SplitStreams:
+    """As it is on a CPU, where layers and rounds take turns: there is nothing to wait for.
+
+    most_calls: that may be launched and not done. takes_turns: what is launched is done before
+    `launch` returns.
+    """
 
     most_calls = 1
     takes_turns = True
 
     @property
     def shares(self) -> Sequence[float]:
+        """Of the device's SMs, ascending, that `launch` takes beside None."""
         return ()
 
     def launch(self, share: float | None, run: Callable[[], T]) -> tuple[T, Call]:
+        """What `run` launches runs behind all that was launched so before, beside what the current
+        stream does."""
         started = perf_counter()
         found = run()
         return found, DoneCall(perf_counter() - started)
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """What is launched next runs behind all that the current stream was given so far."""
 
-    def join(self) -> None: ...
+    def join(self) -> None:
+        """What the current stream is given next runs behind all that was launched so far."""
 
-    def forget_shares(self) -> None: ...
+    def forget_shares(self) -> None:
+        """From now on there is None alone."""
 
-    def hand_over(self, tensors: Sequence[Tensor]) -> None: ...
+    def hand_over(self, tensors: Sequence[Tensor]) -> None:
+        """The current stream may read tensors that were made in a `launch` whose call is done."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,7 @@ class StreamCall:
 
 
 @dataclass
-class BesideRounds:
+class BesideRounds(SplitStreams):
     """Streams of a GPU beside the current one, which rounds run on.
 
     What the streams share with rounds, and why none of it is written by two at once:

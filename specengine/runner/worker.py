@@ -13,11 +13,9 @@ class TpModelWorker:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
-    def forward_batch_generation(
-        self, batch: ModelWorkerBatch, skip_attn_backend_init: bool = False
-    ) -> LogitsOutput:
+    def forward_batch_generation(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run the model on a batch. Logits are float32 [R, V], for the batch's logits_rows."""
-        return self.runner.forward(batch, skip_attn_backend_init)
+        return self.runner.forward(batch)
 
     def get_memory_pool(self) -> MemoryPools:
         """The page table and KV pool, which draft workers share."""

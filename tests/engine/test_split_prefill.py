@@ -20,7 +20,7 @@ from specengine.engine.outputs import RequestOutput
 from specengine.engine.round.key import RoundKey
 from specengine.engine.split_build import join_pipeline
 from specengine.engine.split_prefill import SplitPrefills
-from specengine.runner.split_streams import Turns
+from specengine.runner.split_streams import SplitStreams
 from specengine.scheduler.split_policy import SplitPrefillPolicy
 from tests.support.device_rounds import run_on_device
 
@@ -544,7 +544,7 @@ class LateCall:
         self.left = 0
 
 
-class PretendedStreams(Turns):
+class PretendedStreams(SplitStreams):
     """Of a GPU: what is launched is not done yet, and joined before what it used is given away."""
 
     most_calls = 2

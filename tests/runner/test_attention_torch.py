@@ -15,6 +15,7 @@ from specengine.core.errors import ConfigError
 from specengine.core.registry import ATTENTION_BACKENDS
 from specengine.kernels.native.library import library
 from specengine.runner.attention import make_attention_backend, torch_native
+from specengine.runner.attention.limits import check_graphs
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
@@ -212,7 +213,7 @@ def test_very_uneven_batches_run_request_by_request(monkeypatch: pytest.MonkeyPa
 
 def test_graphs_are_refused_with_the_flag_that_helps() -> None:
     with pytest.raises(ConfigError, match="--disable-cuda-graph"):
-        TorchAttentionBackend().init_cuda_graph_state(4, 4)
+        check_graphs(TorchAttentionBackend())
 
 
 def test_each_registered_backend_is_compared_in_a_file_of_its_own() -> None:

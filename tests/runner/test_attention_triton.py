@@ -101,7 +101,6 @@ def test_a_tree_that_grows_by_a_level(window: int | None) -> None:
 def test_a_captured_plan_is_shaped_for_the_longest_request() -> None:
     backend = make_attention_backend("triton", device())
     case = Case([(0, 1)], ForwardMode.DECODE, device=device())
-    backend.init_cuda_graph_state(1, 1)
     plan = backend.init_forward_metadata_capture(case.batch(backend))
     assert plan.metadata.max_keys == MAX_CONTEXT
 
@@ -127,7 +126,6 @@ def test_a_replayed_graph_follows_lengths_rows_and_trees(mode: ForwardMode) -> N
         star = [-1, 0, 0, 0, 0, 0, 0]
         long = Case([(50, 7), (19, 7)], mode, trees=[star, BUSHY], device=cuda, seed=5)
     batch, q = short.batch(backend), short.q()
-    backend.init_cuda_graph_state(2, len(q))
     plan = backend.init_forward_metadata_capture(batch)
     forward = backend.forward_decode if mode.is_decode() else backend.forward_extend
     forward(q, short.layer, batch)

@@ -97,10 +97,10 @@ def test_split_prefill_equals_extend(runner: ModelRunner, layers_a_call: int) ->
     batch = runner.new_forward_batch(extend([TOKENS, [1, 2]], mode=ForwardMode.SPLIT_PREFILL))
     outputs = []
     while batch.split_index < 3:
-        outputs.append(runner.split_prefill(batch, layers_a_call))
+        outputs.append(runner.split_layers(batch, layers_a_call))
     assert outputs[:-1] == [None] * (len(outputs) - 1)
     assert outputs[-1] is not None
-    close(outputs[-1].logits, expected)
+    close(runner.logits(outputs[-1], batch).logits, expected)
 
 
 def test_split_prefill_in_one_forward(runner: ModelRunner) -> None:
@@ -110,7 +110,7 @@ def test_split_prefill_in_one_forward(runner: ModelRunner) -> None:
 
 def test_split_prefill_wants_its_mode(runner: ModelRunner) -> None:
     with pytest.raises(ValueError, match="SPLIT_PREFILL"):
-        runner.split_prefill(runner.new_forward_batch(extend([TOKENS])), 1)
+        runner.split_layers(runner.new_forward_batch(extend([TOKENS])), 1)
 
 
 def test_idle_runs_on_nothing_without_a_plan(runner: ModelRunner) -> None:

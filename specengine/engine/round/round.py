@@ -34,6 +34,7 @@ from specengine.kernels.accept.accept_chain import begin_round
 from specengine.kernels.accept.types import AcceptedPaths
 from specengine.kernels.tree.types import TreeLimits
 from specengine.runner.capture import interruption_point
+from specengine.runner.context import joined_features
 from specengine.runner.model_runner import ModelRunner
 
 
@@ -43,10 +44,6 @@ class TargetOutput:
 
     batch: ForwardBatch
     hidden_TH: Tensor
-
-    def features(self) -> Tensor | None:
-        """[T, F], of the feature layers, for drafters that read them."""
-        return torch.cat(self.batch.layer_features, dim=-1) if self.batch.layer_features else None
 
 
 class Round:
@@ -125,7 +122,7 @@ class Round:
         """Decide which drafts stand, move the requests on, and let the drafter observe."""
         layout, rows = self.layout_of(key), drafts.rows
         path, raw_TV = self.decide(drafts, output, key)
-        hidden_TH, features_TF = output.hidden_TH, output.features()
+        hidden_TH, features_TF = output.hidden_TH, joined_features(output.batch)
         if path.rows_T is not None:
             hidden_TH = hidden_TH.index_select(0, path.rows_T)
             features_TF = None if features_TF is None else features_TF.index_select(0, path.rows_T)

@@ -12,7 +12,7 @@ from specengine.core.interfaces import AttentionLayer
 from specengine.kernels.attention.types import PagedBatch
 
 
-class PhasedAttentionBackend:
+class PhasedAttentionBackend(AttentionBackend):
     """`prefill` serves the modes that take prompt tokens in (EXTEND, MIXED, SPLIT_PREFILL),
     `decode` all others: decoding, verification and drafting. Both read one KV layout.
 
@@ -32,20 +32,12 @@ class PhasedAttentionBackend:
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return self._named(batch, self.for_mode(batch.forward_mode).init_forward_metadata(batch))
 
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        self.prefill.init_cuda_graph_state(max_bs, max_num_tokens)
-        self.decode.init_cuda_graph_state(max_bs, max_num_tokens)
-
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
         backend = self.for_mode(batch.forward_mode)
         return self._named(batch, backend.init_forward_metadata_capture(batch))
 
     def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
         self.for_mode(batch.forward_mode).init_forward_metadata_replay(batch, plan)
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """For decode graphs: graphs of prompts and of drafts fill their own lengths."""
-        return self.decode.get_cuda_graph_seq_len_fill_value()
 
     def forward_fused(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.core.tree import Tree
 from specengine.kernels.attention.flash_attention import merge
 from specengine.kernels.attention.types import FlashAttention, FlashKeys, FlashOutput
-from specengine.runner.attention.base import OneForward, attach_plan
+from specengine.runner.attention.base import attach_plan
 
 
 @dataclass
@@ -27,7 +27,7 @@ class FlashPlan:
     is_alone_T: Tensor | None = None
 
 
-class FlashAttentionBackend(OneForward):
+class FlashAttentionBackend(AttentionBackend):
     """Nothing is planned on the host. FlashAttention takes no mask: under a tree, rows attend to
     the prefix and to their ancestors in two calls, and the results are merged."""
 
@@ -46,16 +46,10 @@ class FlashAttentionBackend(OneForward):
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return attach_plan(self.name, batch, FlashPlan(batch.max_seq_len))
 
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Needs no state."""
-
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
         """Launches are sized for the longest request that the page table can hold."""
         context = batch.req_to_token_pool.req_to_token.shape[1]
         return attach_plan(self.name, batch, FlashPlan(context))
-
-    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
-        """Nothing to do: the graph reads the batch's fixed buffers."""
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.core.tree import Tree
 from specengine.kernels.attention.pack_tree_mask import pack_tree_mask
-from specengine.runner.attention.base import OneForward, attach_plan
+from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.flashinfer_wrappers import (
     HostLengths,
     Wrapper,
@@ -57,7 +57,7 @@ class FlashInferPlan:
     bits: TreeBits | None
 
 
-class FlashInferAttentionBackend(OneForward):
+class FlashInferAttentionBackend(AttentionBackend):
     """Every plan has its own wrapper, so that several may wait for their forwards. All forwards run
     on one stream; plans may be made on another (see WrapperPool).
 
@@ -88,9 +88,6 @@ class FlashInferAttentionBackend(OneForward):
             # FlashInfer counts bits where its kernels count bytes (0.6.12).
             plan.wrapper.inner._mask_indptr_buf = plan.bits.starts
         return attach_plan(self.name, batch, plan)
-
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Needs no state: each captured batch has its own buffers."""
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
         bits = None

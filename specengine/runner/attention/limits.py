@@ -47,6 +47,15 @@ def _check_layers(
         )
 
 
+def check_graphs(backend: AttentionBackend) -> None:
+    """Raises ConfigError where forwards of the backend cannot be captured."""
+    for mode in (ForwardMode.EXTEND, ForwardMode.DECODE):
+        if not backend.for_mode(mode).limits.graphs:
+            raise _refused(
+                backend.for_mode(mode), "runs in no CUDA graph; give --disable-cuda-graph"
+            )
+
+
 def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> None:
     """Raises ConfigError where the backend cannot verify draft trees with these layers."""
     backend = backend.for_mode(ForwardMode.TARGET_VERIFY)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specengine.core.batch import AttnPlan, ForwardBatch
-from specengine.core.errors import ConfigError
+from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.runner.attention import torch_native
-from specengine.runner.attention.base import OneForward, attach_plan
+from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.expansion import plan_expansion
 from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
@@ -21,22 +20,18 @@ _CALL_IN_COLUMNS = 100
 _MAX_PADDED_QUERIES = 64
 
 
-class TorchAttentionBackend(OneForward):
+class TorchAttentionBackend(AttentionBackend):
     """Chooses its operators and their shapes by the host's lengths, and so cannot be captured in a
     CUDA graph. `limits.plans_on_host` is False all the same: there is no plan that the device
     reads later."""
 
     name = "torch"
-    limits = AttentionLimits(softcap=True, sinks=True, fp8_kv=True, shared_kv=True, chunks=True)
+    limits = AttentionLimits(
+        graphs=False, softcap=True, sinks=True, fp8_kv=True, shared_kv=True, chunks=True
+    )
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return attach_plan(self.name, batch, _plan(batch), plan_expansion(batch))
-
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        raise ConfigError(
-            "the attention backend 'torch' cannot run in a CUDA graph; use --attention-backend "
-            "triton or --disable-cuda-graph"
-        )
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
         return attach_plan(self.name, batch, _plan(batch))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from specengine.core.batch import AttnPlan, ForwardBatch
-from specengine.core.forward_mode import ForwardMode
+from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.kernels.attention import rope_attention
 from specengine.kernels.attention.latent_attention import latent_attention
@@ -21,7 +18,7 @@ from specengine.runner.attention.expansion import plan_expansion
 _MAX_SPLIT_GROUPS = 4096
 
 
-class TritonAttentionBackend:
+class TritonAttentionBackend(AttentionBackend):
     """A plan only collects tensors: nothing is computed on the host or on replay.
 
     An instance serves one stream: its forwards share the counters that merge split keys.
@@ -41,24 +38,13 @@ class TritonAttentionBackend:
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
 
-    def for_mode(self, mode: ForwardMode) -> Self:
-        return self
-
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return self._plan(batch, batch.max_seq_len, plan_expansion(batch))
 
-    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Needs no state: partial results of split keys lie in the graph's pool."""
-
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
-        """Launches are sized for the longest request that the page table can hold."""
+        """Launches are sized for the longest request that the page table can hold. Partial results
+        of split keys lie in the graph's pool."""
         return self._plan(batch, batch.req_to_token_pool.req_to_token.shape[1])
-
-    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
-        """Nothing to do: the kernel reads the batch's fixed buffers."""
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
 
     def forward_fused(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
@@ -81,9 +67,6 @@ class TritonAttentionBackend:
         batch.attn_plan.check(batch)
         paged: PagedBatch = batch.attn_plan.metadata
         return paged
-
-    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        return self.forward_extend(q, layer, batch)
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"

@@ -18,6 +18,8 @@ from specengine.runner.forward_graphs.outputs import first_rows
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
+_PADDING = 1  # seq_len of padding rows: they read slot 0 alone, and divide by something
+
 
 @dataclass(frozen=True)
 class DecodeBuffers:
@@ -41,7 +43,6 @@ class DecodeGraphs:
         self.batch_sizes = sorted(set(batch_sizes))
         self.cache = GraphCache[int, DecodeBuffers]("decode", context.graph_memory, self._guard_of)
         self.counters = self.cache.counters
-        self.fill = context.attn_backend.get_cuda_graph_seq_len_fill_value()
         count = columns_size([self.batch_sizes[-1]] * 3)
         self.inputs = torch.zeros(count, dtype=torch.int64, device=context.device)
         self.staging = self.platform.pinned(torch.zeros(count, dtype=torch.int64))
@@ -52,8 +53,6 @@ class DecodeGraphs:
 
     def capture(self) -> None:
         """All sizes, as far as the memory for graphs reaches."""
-        largest = self.batch_sizes[-1]
-        self.context.attn_backend.init_cuda_graph_state(largest, largest)
         sizes = self.batch_sizes[::-1]
         self.batch_sizes = sorted(
             self.cache.capture_at_start(sizes, lambda size: [size], self._make)
@@ -80,7 +79,7 @@ class DecodeGraphs:
     def _planned_batch(self, bs: int) -> ForwardBatch:
         sizes, device = [bs] * 3, self.context.device
         tokens, rows, seq_lens = parted_columns(self.inputs[: columns_size(sizes)], sizes)
-        seq_lens.fill_(self.fill)
+        seq_lens.fill_(_PADDING)
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE,
             batch_size=bs,
@@ -134,13 +133,13 @@ class DecodeGraphs:
         columns = (
             [*batch.input_ids.tolist(), *[0] * pad],
             [*batch.req_pool_indices, *[0] * pad],
-            [*lens, *[self.fill] * pad],
+            [*lens, *[_PADDING] * pad],
         )
         values = torch.from_numpy(joined_columns(columns))
         self.copied.synchronize()  # the copy of the step before may still read the pinned buffer
         self.staging[: len(values)] = values
         self.inputs[: len(values)].copy_(self.staging[: len(values)], non_blocking=True)
         self.copied.record()
-        fixed.prefix_lens_cpu = [*batch.prefix_lens, *[self.fill - 1] * pad]
+        fixed.prefix_lens_cpu = [*batch.prefix_lens, *[_PADDING - 1] * pad]
         assert fixed.attn_plan is not None
         self.context.attn_backend.init_forward_metadata_replay(fixed, fixed.attn_plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def read_config(directory: Path) -> Any:
     """The configuration of a local directory; never runs code that comes with it."""
     if not (directory / "config.json").is_file():
         raise ModelLoadError(f"{directory} has no config.json; it is not a model directory")
-    fields = _read_json(directory / "config.json")
+    fields = read_json(directory / "config.json")
     try:
         config = make_config(fields)
     except Exception as error:
@@ -32,7 +33,7 @@ def read_config(directory: Path) -> Any:
 def read_quantization(directory: Path) -> dict[str, Any]:
     """What a directory says of quantised weights, with `quant_method`; empty for none. ModelOpt's
     checkpoints may say it in hf_quant_config.json alone."""
-    fields = _read_json(directory / "config.json")
+    fields = read_json(directory / "config.json")
     for holder in (fields, fields.get("text_config")):
         if isinstance(holder, dict):
             found = holder.get("quantization_config") or holder.get("compression_config")
@@ -41,13 +42,13 @@ def read_quantization(directory: Path) -> dict[str, Any]:
     path = directory / "hf_quant_config.json"
     if not path.is_file():
         return {}
-    return {"quant_method": "modelopt", **_read_json(path)}
+    return {"quant_method": "modelopt", **read_json(path)}
 
 
 def read_eos_token_ids(directory: Path, config: Any) -> frozenset[int]:
     """Tokens that end a text: of generation_config.json, or else of config.json."""
     path = directory / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
+    generation = read_json(path) if path.is_file() else {}
     found = generation.get("eos_token_id")
     if found is None:
         found = getattr(config, "eos_token_id", None)
@@ -72,29 +73,32 @@ def iterate_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every weight, one at a time. A file that cannot be read raises
     ModelLoadError naming it."""
     for path in weight_files(directory):
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
 
 
 def read_tensor_shapes(directory: Path) -> dict[str, list[int]]:
     """Shape of every weight by name, without reading any."""
     shapes = {}
     for path in weight_files(directory):
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    shapes[name] = list(file.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                shapes[name] = list(file.get_slice(name).get_shape())
     return shapes
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+
+
 def _indexed_files(index: Path) -> list[Path]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no weight_map")
     files = [index.parent / Path(str(name)).name for name in sorted(set(weight_map.values()))]
@@ -114,11 +118,12 @@ def _no_weights_message(directory: Path) -> str:
     return f"{directory} has no *.safetensors file"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """kind: of what the file holds. Raises ModelLoadError for another, or none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelLoadError(f"{path} is not a JSON object")
+    if not isinstance(found, kind):
+        raise ModelLoadError(f"{path} is not a JSON {'object' if kind is dict else 'array'}")
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.pooling import Pooling
+from specengine.runner.loader.hf_directory import read_json
 
 # Keys of the pooling module's config.json that this engine computes.
 _MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
@@ -21,7 +21,7 @@ def read_pooling(directory: Path) -> Pooling | None:
     path = directory / "modules.json"
     if not path.is_file():
         return None
-    kinds = {_kind(one): one for one in _read(path, list)}
+    kinds = {_kind(one): one for one in read_json(path, list)}
     if "Pooling" not in kinds:
         return None
     other = kinds.keys() - {"Transformer", "Pooling", "Normalize"}
@@ -53,20 +53,10 @@ def _kind(module: Any) -> str:
 
 
 def _mode(config: Path) -> str:
-    fields = _read(config, dict)
+    fields = read_json(config)
     named = {key for key, value in fields.items() if key.startswith("pooling_mode_") and value}
     if len(named) == 1 and (key := named.pop()) in _MODES:
         return _MODES[key]
     if not named and fields.get("pooling_mode") in _OTHER_NAMES:
         return _OTHER_NAMES[str(fields["pooling_mode"])]
     raise ModelLoadError(f"{config} asks for a way of pooling that is not {' or '.join(_MODES)}")
-
-
-def _read(path: Path, kind: type) -> Any:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, kind):
-        raise ModelLoadError(f"{path} does not hold what it should")
-    return found

@@ -18,8 +18,6 @@ def kv_shape_of(models: Sequence[object], dtype: torch.dtype) -> KVShape:
     if not layers:
         return KVShape(0, 1, 1, dtype)
     forms = {(one.num_kv_heads, one.head_dim, one.value_dim) for one in layers}
-    if not layers:
-        return KVShape(0, 1, 1, dtype)
     if len(forms) != 1:
         raise ValueError(f"one pool holds one form of KV, and the layers have {sorted(forms)}")
     [(num_kv_heads, head_dim, value_dim)] = forms
