@@ -29,7 +29,7 @@ class CustomOp(ABC):
     def __init__(self) -> None:
         self._node: Any = None
         if self.schema:
-            self._node = opaque(self.schema, self.run, self.fake, self.torch)
+            self._node = opaque(self.schema, self.__call__, self.fake, self.torch)
 
     @staticmethod
     @abstractmethod
@@ -63,10 +63,7 @@ class CustomOp(ABC):
     def __call__(self, *given: Any, backend: Backend = "auto") -> Any:
         if self._node is not None and is_traced():
             return self._node(*given)
-        return self.run(*given, backend=backend)
-
-    def run(self, *given: Any, backend: Backend = "auto") -> Any:
-        if self.takes_triton(*given) and use_triton(backend, given[0]):
+        if use_triton(backend, given[0]) and self.takes_triton(*given):
             return self.triton(*given)
         if self.takes_native(*given) and use_native(backend, given[0]):
             return self.native(*given)

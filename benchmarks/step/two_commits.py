@@ -43,6 +43,7 @@ class Setting:
     flags: str
     runs: tuple[tuple[str, str, float], ...]
     forced: bool = True  # on a GPU the accepted length is forced, of drafts of random weights
+    per: str = "rounds"  # on a CPU; "tokens" where the two commits may choose other depths
 
 
 SETTINGS = (
@@ -60,6 +61,7 @@ SETTINGS = (
         "chosen",
         f"{EAGLE3} --speculative-adaptive",
         (("EAGLE-3, chain, K chosen", "EAGLE3", 0.0),),
+        per="tokens",
     ),
     Setting("tree", f"{EAGLE3} {TREE}", (("EAGLE-3, tree of 16", "EAGLE3", 0.0),)),
     Setting("ngram", NGRAM, (("NGRAM, 8 tokens", "NGRAM", 0.0),), forced=False),
@@ -124,8 +126,9 @@ def main() -> None:
 
 NOTES = """
 A process of either commit stays, and they run one batch each right after the other, now this one
-first, now that one. The ratio is the median of the pairs' ratios: of CPU time a round on a CPU
-(below 1 the new commit is faster), of tokens a second on a GPU (above 1 it is).
+first, now that one. The ratio is the median of the pairs' ratios: of CPU time a round on a CPU, or
+a token where K is chosen (below 1 the new commit is faster), of tokens a second on a GPU (above 1
+it is).
 """
 
 
@@ -139,7 +142,8 @@ def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for label, engine, temperature in setting.runs:
                 for size in args.batch_sizes:
                     pairs = measure(sides, engine, size, temperature, args.seconds)
-                    row = {"model": model, "run": label, "batch": size, **figures(pairs, args)}
+                    found = figures(pairs, args, setting.per)
+                    row = {"model": model, "run": label, "batch": size, **found}
                     print(row, flush=True)
                     yield row
             for side in sides:
@@ -178,11 +182,11 @@ def measure(
 
 
 def figures(
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]], args: argparse.Namespace
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]], args: argparse.Namespace, per: str
 ) -> dict[str, Any]:
     def of(run: dict[str, Any]) -> float:
         if args.on_cpu:
-            return float(1e6 * run["cpu"] / run["rounds"])
+            return float(1e6 * run["cpu"] / run[per])
         return float(run["tokens"] / run["seconds"])
 
     ratios = [of(new) / of(old) for old, new in pairs]

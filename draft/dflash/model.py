@@ -20,6 +20,7 @@ from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
+from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import PACKED_MODULES, SelfAttention
@@ -47,7 +48,7 @@ class DFlashForm:
     has_lm_head: bool = False  # else the target's
 
 
-class DFlashModel(nn.Module):
+class DFlashModel(Module):
     """A core.model.DecoderModel of two forwards. With a tree, whose mask sees everything, it runs
     blocks; without, it writes KV of fused features (`fuse`), batch.features [T, H], and attends
     nothing. `share` must give it the target's embedding and head first.

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.layers.compute_paths import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, log_refusals
 from specengine.layers.decoder import products, tail_weights
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.mlp import GatedMLP
+from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import SelfAttention
@@ -63,7 +64,7 @@ class Way(Enum):
     PLAIN = auto()
 
 
-class EagleLayer(nn.Module):
+class EagleLayer(Module):
     """A decoder layer whose attention reads something else than the residual stream."""
 
     def __init__(
@@ -103,7 +104,7 @@ class EagleLayer(nn.Module):
         if way is Way.FEW_ROWS:
             qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
         else:
-            qkv = attention.qkv_proj(attended)
+            qkv = attention.qkv_proj.forward(attended)
         heads = attention.attend(positions, qkv, batch)
         if kept_R is not None:
             heads, residual = heads.index_select(0, kept_R), residual.index_select(0, kept_R)
@@ -122,8 +123,7 @@ class EagleLayer(nn.Module):
             gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
             return mlp.down_proj.add_few_rows(gated, stream)
         normed, stream = norm.add(attention.o_proj.parts(heads), stream)
-        out: Tensor = mlp(normed) + stream
-        return out
+        return mlp.forward(normed) + stream
 
     def _way_of(self, stream: Tensor) -> Way:
         """The way for rows [T, H]."""

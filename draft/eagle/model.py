@@ -19,6 +19,7 @@ from specengine.kernels.linear import few_row
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.linear import Linear, LMHead
+from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import fill_places, weight_places
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _IGNORED = ("t2d", "verifier_")
 
 
-class EagleModel(nn.Module):
+class EagleModel(Module):
     """EAGLE and EAGLE-2: ``layer(fc(cat(embed(token), feature)))``; the target's head reads the
     state as it reads its own normed one, which is what the feature is. Where a checkpoint has a
     norm before the head (speculators' `layernorms`), the state is what leaves that norm.
@@ -93,14 +94,14 @@ class EagleModel(nn.Module):
         """input_ids int64 [T], the token after each row's; batch.features [T, H], fused features or
         the states of the step before -> states [T, H]."""
         assert batch.features is not None
-        embedded = self.embed(input_ids)
+        embedded = self.embed.forward(input_ids)
         if self.embed_norm is not None:
             embedded = self.embed_norm(embedded)
         assert self.fc is not None
-        stream = self.fc(torch.cat([embedded, batch.features], dim=-1))
+        stream = self.fc.forward(torch.cat([embedded, batch.features], dim=-1))
         norm = self.layer.input_layernorm
         attended = stream if norm is None else norm(stream)
-        out: Tensor = self.layer(positions, attended, stream, batch)
+        out = self.layer.forward(positions, attended, stream, batch)
         return out if self.output_norm is None else self.output_norm(out)
 
     def forward_split_prefill(
@@ -167,21 +168,21 @@ class Eagle3Model(EagleModel):
             return features
         if self.fc.is_plain:
             return few_row.linear(features, self.fc.plain, self.fc.bias)
-        out: Tensor = self.fc(features)
-        return out
+        return self.fc.forward(features)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         assert batch.features is not None
-        own_norm, feature_norm = self.layer.input_layernorm, self.layer.hidden_norm
+        first = self.layer
+        own_norm, feature_norm = first.input_layernorm, first.hidden_norm
         assert own_norm is not None
         assert feature_norm is not None
         attended = self.embed.joined_norm(input_ids, batch.features, own_norm, feature_norm)
         normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
-        stream: Tensor = self.layer(positions, attended, residual, batch)
+        stream = first.forward(positions, attended, residual, batch)
         for layer in cast(Iterable[EagleLayer], islice(self.layers, 1, None)):
             assert layer.input_layernorm is not None
-            stream = layer(positions, layer.input_layernorm(stream), stream, batch)
+            stream = layer.forward(positions, layer.input_layernorm(stream), stream, batch)
         return self.norm(stream) if self.form.norm_output else stream
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.draft.mtp.form import MtpLayerName
 from specengine.kernels.linear.types import Tail
@@ -22,6 +22,7 @@ from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
+from specengine.layers.module import Module
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import PACKED_MODULES
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, Tensor]]
 
 
-class MtpModel(nn.Module):
+class MtpModel(Module):
     """form.py's equation, on a decoder layer of the target's shape. `share` must give it the
     target's embedding and head, where its checkpoint has none, before it runs.
 

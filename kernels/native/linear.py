@@ -42,7 +42,7 @@ def linear(x: Tensor, panels: Tensor, bias: Tensor) -> Tensor:
     x = x.contiguous()
     rows, inputs = x.shape
     outputs = panels.shape[0] * PANEL
-    y = torch.empty(rows, outputs, dtype=x.dtype)
+    y = x.new_empty(rows, outputs)
     x_panels_bias_y = (x.data_ptr(), panels.data_ptr(), bias.data_ptr(), y.data_ptr())
     sizes = (rows, inputs, outputs, torch.get_num_threads())
     if x.dtype == torch.float32:

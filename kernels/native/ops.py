@@ -38,7 +38,7 @@ def fits(x: Tensor) -> bool:
     """Whether the compiled form is there and the faster one for rows x [T, ...], whose last
     dimension must be contiguous."""
     return (
-        x.device.type == "cpu"
+        x.is_cpu
         and 0 < x.shape[0] <= MAX_ROWS
         and x.dtype in _SUFFIX
         and x.stride(-1) == 1
@@ -49,7 +49,7 @@ def fits(x: Tensor) -> bool:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, H]."""
     rows, hidden = x.shape
-    out = torch.empty(rows, hidden, dtype=x.dtype)
+    out = x.new_empty(rows, hidden)
     _function("add_rms_norm", x.dtype)(
         x.data_ptr(), x.stride(0), None, 0, weight.data_ptr(), None, out.data_ptr(), rows, hidden,
         eps,
@@ -62,7 +62,7 @@ def fused_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """x and residual [T, H]."""
     rows, hidden = x.shape
-    both = torch.empty(2, rows, hidden, dtype=x.dtype)
+    both = x.new_empty(2, rows, hidden)
     total, out = both.unbind(0)
     _function("add_rms_norm", x.dtype)(
         x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(),
@@ -74,7 +74,7 @@ def fused_add_rms_norm(
 def silu_and_mul(x: Tensor) -> Tensor:
     """x [T, 2I]."""
     rows, width = x.shape[0], x.shape[1] // 2
-    out = torch.empty(rows, width, dtype=x.dtype)
+    out = x.new_empty(rows, width)
     _function("silu_and_mul", x.dtype)(x.data_ptr(), x.stride(0), out.data_ptr(), rows, width)
     return out
 
@@ -91,7 +91,7 @@ def rope_store_kv(
 ) -> Tensor:
     """q [T, Hq, D], k and v [T, Hk, D] with heads side by side; contiguous caches."""
     tokens, q_heads, head_dim = q.shape
-    out = torch.empty(tokens, q_heads, head_dim, dtype=q.dtype)
+    out = q.new_empty(tokens, q_heads, head_dim)
     _function("rope_store_kv", q.dtype)(
         q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0),
         positions.data_ptr(), cos_sin_cache.data_ptr(), cos_sin_cache.shape[1],
@@ -122,7 +122,7 @@ def attend_decode(
     whose slots stand in row rows[b] of req_to_token (int32). scratch: float32, the longest end
     plus 2 D -> [B, Hq, D]."""
     requests, q_heads, head_dim = q.shape
-    out = torch.empty(requests, q_heads, head_dim, dtype=q.dtype)
+    out = q.new_empty(requests, q_heads, head_dim)
     _function("attend_decode", q.dtype)(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), req_to_token.data_ptr(),
         req_to_token.stride(0), rows.data_ptr(), begins.data_ptr(), ends.data_ptr(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
@@ -25,6 +25,7 @@ from specengine.layers.latent_attention import LatentAttention
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear
 from specengine.layers.mlp import FeedForward, GatedMLP
+from specengine.layers.module import Module
 from specengine.layers.norm import NORM_PLACES, Norm, PreNorms, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import ProjectedAttention, SelfAttention
@@ -56,7 +57,7 @@ def make_attention(spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> P
     return SelfAttention(spec, layer_id, rotary)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """Attention, or linear attention, and feed-forward, with norms where the description has them.
     The residual stream is carried beside the layer's output and added inside the next norm.
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from specengine.core.parallel import Cut, VocabularyCut
 from specengine.kernels.head.embed_rows import embed_rows
 from specengine.kernels.linear.joined_norm import joined_norm
+from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.split_ops import sum_over
 
 
-class VocabEmbedding(nn.Module):
+class VocabEmbedding(Module):
     """A core.interfaces.Embedding: rows of a [vocab_size, hidden_size] table, as checkpoints hold
     them. A family's multiplier is no part of it: LayerSpec.start_stream. Ranks have the rows of
     some tokens each."""

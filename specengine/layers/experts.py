@@ -29,6 +29,7 @@ from specengine.kernels.opaque import is_traced
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weight_device
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
+from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.split_ops import Numbered, run_module
 
@@ -80,7 +81,7 @@ class IncomingExpert(IncomingWeight):
         self.draw: Callable[[], dict[str, Tensor]] | None = None  # random tensors in their place
 
 
-class Experts(nn.Module):
+class Experts(Module):
     """The experts' weights, all in one tensor a product until `pack` cuts them up, or packed as
     their checkpoint has them. A rank has some of the I intermediate features of each expert, and
     gives its part of the output, which SparseMLP adds up; rank 0's part has the bias."""

@@ -22,6 +22,7 @@ from specengine.kernels.opaque import is_traced
 from specengine.layers import split_ops
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, MergedLinear
+from specengine.layers.module import Module
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -36,7 +37,7 @@ def delta_layers(model: object) -> tuple[GatedDelta, ...]:
     return tuple(sorted(layers, key=lambda layer: layer.layer_id))
 
 
-class GatedNorm(nn.Module):
+class GatedNorm(Module):
     """x / rms(x) * weight * silu(gate), over the last dimension."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -51,7 +52,7 @@ class GatedNorm(nn.Module):
         return (normed * F.silu(gate.float())).to(gate.dtype)
 
 
-class CausalConv(nn.Module):
+class CausalConv(Module):
     """Weights of a convolution of each channel by itself, as checkpoints have them."""
 
     def __init__(self, channels: int, width: int) -> None:

@@ -72,7 +72,7 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> float32 [R, V], or [R, D], of a draft's tokens."""
-        logits = vocabulary.joined(self.product(self._normed(hidden)), self.tokens).float()
+        logits = vocabulary.joined(self.product.forward(self._normed(hidden)), self.tokens).float()
         if self._columns is not None:
             logits = logits.index_select(1, self._columns)
         factor, cap = self.spec.logits_multiplier, self.spec.logits_softcap
@@ -93,7 +93,7 @@ class Head:
             return head_best.head_best(
                 hidden, self.product.plain, self._slots, gain, eps, self.ids, backend="cuda"
             )
-        logits = self.product(self._normed(hidden))
+        logits = self.product.forward(self._normed(hidden))
         if not self.tokens.is_whole:
             return vocabulary.best(logits, self.tokens, self.ids)
         if self._meeting is None:

@@ -94,8 +94,7 @@ class Linear(Numbered):
         can_split = self.kernel is None and self.bias is None and self.gives_parts
         if can_split and not is_traced() and split_linear.fits(x, self.plain):
             return split_linear.split_linear(x, self.plain)
-        out: Tensor = self(x)
-        return out
+        return self.forward(x)
 
     @property
     def plain(self) -> Tensor:
@@ -201,13 +200,12 @@ class RowParallelLinear(Linear):
         self.part = part
         self._zeros: Tensor | None = None  # [few_row.MAX_ROWS, out_features]
 
-    def forward(self, x: Tensor) -> Tensor:
-        part = super().forward(x)
-        return part if self.ranks.size == 1 else sum_over(self.ranks, part)
+    # What this rank adds to the sum, for who makes one sum of several.
+    own_part = Linear.forward
 
-    def own_part(self, x: Tensor) -> Tensor:
-        """What this rank adds to the sum, for who makes one sum of several."""
-        return super().forward(x)
+    def forward(self, x: Tensor) -> Tensor:
+        part = self.own_part(x)
+        return part if self.ranks.size == 1 else sum_over(self.ranks, part)
 
     def run_module(self, x: Tensor) -> Tensor:
         """The sum over ranks is in the trace."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import even_cut
 from specengine.kernels.linear import few_row
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
 from specengine.layers.linear import ColumnParallelLinear, Linear, MergedLinear, RowParallelLinear
+from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
 
 
-class FeedForward(nn.Module):
+class FeedForward(Module):
     """down(inner(x)). A rank has some of the intermediate features."""
 
     down_proj: RowParallelLinear
@@ -34,8 +35,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
-        out: Tensor = self.down_proj(self.inner(x))
-        return out
+        return self.down_proj.forward(self.inner(x))
 
     def own_part(self, x: Tensor) -> Tensor:
         """What this rank adds to it."""
@@ -64,7 +64,7 @@ class GatedMLP(FeedForward):
         return self.gate_up_proj
 
     def inner(self, x: Tensor) -> Tensor:
-        return act_and_mul(self.gate_up_proj(x), self.activation)
+        return act_and_mul(self.gate_up_proj.forward(x), self.activation)
 
     def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
         """The stream [T, hidden_size] with what this adds to it, behind its norm: a kernel a
@@ -91,7 +91,7 @@ class PlainMLP(FeedForward):
         return self.up_proj
 
     def inner(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.activation](self.up_proj(x))
+        return ACTIVATIONS[self.activation](self.up_proj.forward(x))
 
 
 def known_activation(name: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
+from specengine.layers.module import Module
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
@@ -39,7 +40,7 @@ NORM_PLACES: dict[str, NormPlaces] = {
 }
 
 
-class Norm(nn.Module):
+class Norm(Module):
     """A norm over the last dimension, with a gain a place. offset: added to the gain when it is
     loaded; the sum is kept in float32, in which checkpoints with an offset mean it."""
 

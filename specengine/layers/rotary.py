@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
+from specengine.layers.module import Module
 
 RopeParameters = dict[str, Any]
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(Module):
     """`cos_sin_cache`: float32 [max_positions, rotary_dim], cosines then sines, each half for the
     pair (i, i + rotary_dim / 2). YaRN's and LongRoPE's attention factors are already in it."""
 

@@ -13,6 +13,7 @@ from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.layers.attention import Attention
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import MergedLinear, RowParallelLinear
+from specengine.layers.module import Module
 from specengine.layers.norm import HeadNorm, Norm, PartNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.split_ops import sum_over
@@ -32,7 +33,7 @@ PACKED_MODULES: dict[str, tuple[str, ...]] = {
 }
 
 
-class ProjectedAttention(nn.Module):
+class ProjectedAttention(Module):
     """What fused paths compute the surroundings of: one product of the layer's input, then
     `attend`, then `o_proj`. sizes: of the product's parts."""
 
@@ -51,12 +52,11 @@ class ProjectedAttention(nn.Module):
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
-        out: Tensor = self.o_proj(self.attend(positions, self.in_proj(hidden), batch))
-        return out
+        return self.o_proj.forward(self.attend(positions, self.in_proj.forward(hidden), batch))
 
     def parts(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """The same, perhaps in parts, for RMSNorm.add."""
-        return self.o_proj.parts(self.attend(positions, self.in_proj(hidden), batch))
+        return self.o_proj.parts(self.attend(positions, self.in_proj.forward(hidden), batch))
 
 
 class SelfAttention(ProjectedAttention):

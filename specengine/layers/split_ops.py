@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from specengine.core.parallel import Communicator, NoLink
 from specengine.kernels.opaque import is_traced, opaque
+from specengine.layers.module import Module
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -74,7 +75,7 @@ class TracedContext:
 _context: ContextVar[TracedContext] = ContextVar("traced")
 
 
-class Numbered(nn.Module):
+class Numbered(Module):
     """A module that a traced model calls through an operation. _number: set before the trace; not
     a property of its weights, hence the underscore (layers/in_place.py)."""
 

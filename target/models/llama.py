@@ -22,6 +22,7 @@ from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import ExpertsSpec, HeadSpec, LayerSpec, Multipliers
 from specengine.layers.linear import LMHead
+from specengine.layers.module import Module
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import PACKED_MODULES
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from specengine.runner.loader.gguf_file import GgufFile
 
 
-class DecoderStack(nn.Module):
+class DecoderStack(Module):
     """Embedding, decoder layers and the final norm: `model.*` of a checkpoint."""
 
     def __init__(self, config: Any, specs: Sequence[LayerSpec]) -> None:
@@ -59,7 +60,7 @@ class DecoderStack(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
-        hidden = self.spec.start_stream(self.embed_tokens(input_ids))
+        hidden = self.spec.start_stream(self.embed_tokens.forward(input_ids))
         stream = self.whole.run(hidden, batch)
         if stream is not None:
             return self.norm.add(stream, None)[0]
@@ -78,7 +79,7 @@ class DecoderStack(nn.Module):
             batch.split_index = end_layer
             return self(input_ids, positions, batch) if is_last else None
         if batch.split_index == 0:
-            batch.hidden_states = self.spec.start_stream(self.embed_tokens(input_ids))
+            batch.hidden_states = self.spec.start_stream(self.embed_tokens.forward(input_ids))
             batch.residual = None
         hidden = batch.hidden_states
         assert hidden is not None
@@ -124,7 +125,7 @@ def _gguf_biases(file: GgufFile) -> dict[str, Any]:
     return biases(file, attention_bias="attn_q", mlp_bias="ffn_gate")
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(Module):
     """A core.interfaces.DecoderModel. A family overrides what differs: `layer_spec`,
     `layer_specs` where layers differ in more than windows and experts, `sliding_windows`,
     `experts`, `multipliers`, `logits_softcap`; and `own_tensors`, where renaming does not do.
@@ -219,8 +220,7 @@ class LlamaForCausalLM(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
-        out: Tensor = self.model(input_ids, positions, batch)
-        return out
+        return self.model.forward(input_ids, positions, batch)
 
     def forward_split_prefill(
         self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int

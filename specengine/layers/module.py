@@ -1,0 +1,21 @@
+"""The base of all modules that a forward runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+class Module(nn.Module):
+    """An nn.Module whose submodules are attributes of the object too. nn.Module keeps them apart,
+    where Python finds them by a failed look-up and a call: 0.8 us each on a CPU, hundreds of times
+    a round. Parameters and buffers stay apart, since they are replaced there.
+
+    A submodule is replaced by assignment alone.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in vars(self).get("_modules", ()):
+            vars(self)[name] = value
