@@ -129,7 +129,10 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A random model of each registered family, saved as transformers saves them, by family."""
-    return SmallModels(tmp_path_factory.mktemp, save_tokenizer)
+    place = tmp_path_factory.getbasetemp()  # of this process
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+    return SmallModels(place / "small-models", save_tokenizer)
 
 
 @pytest.fixture(scope="session")

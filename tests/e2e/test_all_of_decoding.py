@@ -72,7 +72,7 @@ NAMES = [
 
 CASES = [
     *((name, State(CROWDED, 16)) for name in NAMES),
-    *((name, State(FRESH)) for name in NAMES[::3]),
+    *((name, State(FRESH)) for name in NAMES[::6]),
 ]
 
 

@@ -29,9 +29,9 @@ TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 3, "num_draft_tokens": 7}
 # A rule, its drafts, and how many samples: siblings that are judged by the weights of a neighbour
 # show in more than what others do wrong.
 CASES: list[tuple[str, dict[str, Any], int]] = [
-    ("rejection", CHAIN, 2400),
-    ("block", CHAIN, 2400),
-    ("target_only", TREE, 2400),
+    ("rejection", CHAIN, 1800),
+    ("block", CHAIN, 1800),
+    ("target_only", TREE, 1200),
     ("sibling", TREE | {"draft_sampling": True}, 3600),
 ]
 

@@ -24,6 +24,7 @@ from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.layers import prefill_sampler
 from specengine.runner.forward_graphs.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
+from tests.halves import each_value
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 7, "ab" * 9, "to be or not to be"]
@@ -85,8 +86,7 @@ def keys_of(llm: LLM) -> torch.Tensor:
     return llm.engine.drafter.first_keys
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+@pytest.mark.parametrize(("algorithm", "way"), each_value(1, ["EAGLE", "EAGLE3"], WAYS))
 def test_async_begin_leaves_the_same_states(
     algorithm: str,
     way: str,

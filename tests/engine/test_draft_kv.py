@@ -13,6 +13,7 @@ import pytest
 from specengine import SpecConfig
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.forward_graphs_build import add_draft_loops
+from tests.halves import each_value
 from tests.support.cpu_graphs import use_functions
 from tests.support.device_rounds import run_on_device
 from tests.support.draft_kv import assert_same_kv
@@ -35,8 +36,9 @@ MIXES = [({0, 1, 2, 3}, False), ({1, 2}, False), ({3}, False), ({1, 2}, True), (
 
 
 @ON_CPU
-@pytest.mark.parametrize(("on_device", "loops"), MIXES)
-@pytest.mark.parametrize("name", ["2", "3", "one level", "for itself"])
+@pytest.mark.parametrize(
+    ("name", "on_device", "loops"), each_value(2, ["2", "3", "one level", "for itself"], MIXES)
+)
 def test_smaller_model_has_kv_of_all_but_two_tokens_after_any_rounds(
     name: str,
     on_device: set[int],

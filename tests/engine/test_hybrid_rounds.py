@@ -240,7 +240,7 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
 @pytest.mark.parametrize(
     ("name", "kind", "asked"),
     each_value(
-        2,
+        1,
         [("EAGLE3", None), ("STANDALONE", None), ("EAGLE3", "both"), ("STANDALONE", "text")],
         FEATURES,
     ),

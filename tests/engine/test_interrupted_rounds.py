@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specengine import SpecConfig
+from tests.halves import thinned
 from tests.support.device_rounds import make_on_device
 from tests.support.plain import plain_says
 from tests.support.rounds import GREEDY, ON_CPU, PROMPTS, make
@@ -37,10 +38,14 @@ def test_rounds_after_a_failed_capture_read_what_was_decided(
 
 
 @ON_CPU
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("where", ["collect", "launch"])
 @pytest.mark.parametrize(
-    ("name", "penalty"), [("plain", 0.5), ("NGRAM", 0.0), ("EAGLE3", 0.0), ("EAGLE3", 0.5)]
+    ("name", "penalty", "where", "overlaps"),
+    thinned(
+        2,
+        [("plain", 0.5), ("NGRAM", 0.0), ("EAGLE3", 0.0), ("EAGLE3", 0.5)],
+        ["collect", "launch"],
+        [False, True],
+    ),
 )
 def test_round_whose_result_was_not_read_runs_again(
     name: str,

@@ -16,6 +16,7 @@ from specengine.engine.draft_depth import depths_within
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.sampling import rows_of
+from tests.halves import slow_but
 from tests.support.chosen_depths import ChosenDepths
 from tests.support.device_rounds import Behind, make_on_device
 from tests.support.rounds import WHERE, make
@@ -35,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3 hybrid tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "STANDALONE hybrid tree": {"page_size": 1, "max_total_tokens": 320, "chunked_prefill_size": 64},
 }
+LIKE_OTHERS = ("hybrid", "STANDALONE hybrid", "EAGLE3 hybrid tree")  # for make test-all
 FLAGS: dict[str, Any] = {"max_running_requests": 8}
 GRAMMAR = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
@@ -165,7 +167,7 @@ def check_workload(llm: LLM, rounds: RoundExecutor, plain: LLM, were_known: list
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but([one for one in CASES if one not in LIKE_OTHERS], CASES))
 def test_random_workload_changes_no_text(
     name: str,
     where: str,

@@ -22,6 +22,7 @@ from specengine.engine.split_build import join_pipeline
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.runner.split_streams import SplitStreams
 from specengine.scheduler.split_policy import SplitPrefillPolicy
+from tests.halves import each_value
 from tests.support.device_rounds import run_on_device
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
@@ -129,8 +130,7 @@ def expected(
     return find
 
 
-@pytest.mark.parametrize("layers", LAYERS)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "layers"), each_value(1, ALGORITHMS, LAYERS))
 def test_any_number_of_layers_a_call_gives_the_same_tokens_and_drafts(
     name: str,
     layers: int,

@@ -54,7 +54,7 @@ def test_paths_end_everywhere(tree: bool) -> None:
 def test_the_kernel_decides_as_the_reference(
     rule: tuple[int, float], tree: bool, device: torch.device
 ) -> None:
-    for seed in range(6):
+    for seed in range(2):
         drafts = random_round(random.Random(seed), 5, 9, 11, tree)
         assert decided(moved(drafts, device), rule, "triton") == decided(drafts, rule)
 
@@ -64,7 +64,7 @@ def test_nodes_that_are_nobodys_children(backend: Backend, device: torch.device)
     """Wherever they lie: the others decide what they do where these have been left out."""
     rng = random.Random(3)
     for rule in RULES:
-        for _ in range(4):
+        for _ in range(4 if backend == "torch" else 1):
             drafts = random_round(rng, 3, 6, 11, tree=True)
             spread = with_gaps(drafts, rng)
             ends, tokens = decided(moved(spread.drafts, device), rule, backend)
@@ -80,7 +80,7 @@ def test_programs_that_share_a_row(
     from specengine.kernels.accept import accept_relaxed_triton
 
     monkeypatch.setattr(accept_relaxed_triton, "_MAX_BLOCK", 8)
-    for seed, rule in enumerate(RULES):
+    for seed, rule in enumerate(RULES[tree::2]):
         drafts = random_round(random.Random(seed), 4, 6, 37, tree)
         assert decided(moved(drafts, device), rule, "triton") == decided(drafts, rule)
 

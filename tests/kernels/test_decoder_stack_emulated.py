@@ -79,7 +79,7 @@ def test_launches_of_other_sizes_by_turns() -> None:
     drawn = [[Lengths(700, 2)], [Lengths(20, 13)], [Lengths(3, 1)]]
     worlds = [World.draw(weights, lengths) for lengths in drawn]
     expected = [world.run(weights, "torch", (1, 2)) for world in worlds]
-    for turn in (0, 1, 2, 2, 0):
+    for turn in (0, 2, 1, 0):
         agree(worlds[turn].run(weights, "cuda", (1, 2)), expected[turn])
 
 

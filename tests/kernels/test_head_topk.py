@@ -19,6 +19,7 @@ from specengine.kernels.tree.types import Beams, Found
 from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
+from tests.halves import each_value
 from tests.kernels.captured import assert_waits, capture
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.emulated_head import emulate_head, forms_asked_for, let_heads_take_it
@@ -83,10 +84,13 @@ def assert_tells(partials: BlockPartials, logits: Tensor, topk: int) -> None:
     torch.testing.assert_close(partials.log_sums(), logits.float().logsumexp(-1))
 
 
-@pytest.mark.parametrize("topk", [1, 4, 32])
 @pytest.mark.parametrize(
-    ("rows", "hidden", "outs"),
-    [(1, 64, 1000), (4, 96, 500), (13, 64, 40), (9, 320, 1000), (16, 960, 500), (2, 32, 4000)],
+    ("rows", "hidden", "outs", "topk"),
+    each_value(
+        1,
+        [(1, 64, 1000), (4, 96, 500), (13, 64, 40), (9, 320, 1000), (16, 960, 500), (2, 32, 4000)],
+        [1, 4, 32],
+    ),
 )
 def test_the_best_and_the_sum(like: Tensor, rows: int, hidden: int, outs: int, topk: int) -> None:
     x, weight = small(like, rows, hidden), small(like, outs, hidden)

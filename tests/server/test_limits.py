@@ -19,7 +19,7 @@ from specengine.core.limits import LimitConfig
 from specengine.server.body import BodyReader
 from specengine.server.bounds import BOUNDS
 from specengine.server.errors import ApiError
-from tests.server.test_server import wait_for
+from tests.support.waiting import until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "/v1/responses"
@@ -272,7 +272,7 @@ def test_long_name_of_a_field_is_not_told_back(
     assert response.json()["error"]["message"].startswith("aaa")
     assert response.json()["error"]["code"] == "unknown_param"
     assert len(response.content) < 5000
-    wait_for(lambda: [one for one in caplog.records if hasattr(one, "fields")])
+    until(lambda: [one for one in caplog.records if hasattr(one, "fields")])
     assert len(caplog.text) < 5000
 
 

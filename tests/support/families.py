@@ -7,6 +7,8 @@ whose configuration it extends, and `small_config` of its class shows what it ha
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,16 +88,24 @@ def save_small_model(family: str, folder: Path, seed: int, **fields: Any) -> Pat
 
 
 class SmallModels(dict[str, Path]):
-    """Folders of small models by family, each made when first asked for."""
+    """Folders of small models by family, each made when first asked for. place: a folder which
+    processes may share; what one of them has made, the others find."""
 
-    def __init__(self, make_folder: Callable[[str], Path], finish: Callable[[Path], None]) -> None:
+    def __init__(self, place: Path, finish: Callable[[Path], None]) -> None:
         super().__init__()
-        self.make_folder, self.finish = make_folder, finish
+        self.place, self.finish = place, finish
+        place.mkdir(exist_ok=True)
 
     def __missing__(self, family: str) -> Path:
-        folder = self.make_folder(family)
-        save_small_model(family, folder, seed=list(FAMILIES).index(family))
-        self.finish(folder)
+        folder = self.place / family
+        if not folder.exists():
+            made = Path(tempfile.mkdtemp(dir=self.place))
+            save_small_model(family, made, seed=list(FAMILIES).index(family))
+            self.finish(made)
+            try:
+                made.rename(folder)
+            except OSError:  # another process was first
+                shutil.rmtree(made)
         self[family] = folder
         return folder
 

@@ -73,7 +73,7 @@ LOOKUP_ENDS = [
     replace(SAMPLED[6], max_tokens=31),
 ]
 # The target is between two tokens everywhere, so that lookup finds now one and now the other.
-TORN = replace(GREEDY, temperature=9.0, top_k=2, max_tokens=130)
+TORN = replace(GREEDY, temperature=9.0, top_k=2, max_tokens=100)
 _DRAWN = replace(GREEDY, temperature=3.0, top_k=2, max_tokens=48)
 LOOKUP_TREE_ENDS = [
     replace(_DRAWN, seed=31),
@@ -166,7 +166,7 @@ class Subject:
     spec: SpecConfig
     ends: list[SamplingParams]
     prompts: Sequence[str | list[int]] = tuple(MANY)
-    context: int = CONTEXT
+    context: int = 76
     is_tree: bool = False
 
     def with_rule(self, rule: str) -> SpecConfig:
@@ -214,11 +214,11 @@ def make_subjects(
         folder, spec = (mtp_folder, folders["MTP"][1]) if algorithm == "MTP" else folders[algorithm]
         shape = {"eagle_topk": topk, "num_steps": steps, "num_draft_tokens": nodes}
         spec = replace(spec, static_tree=static, **shape)
-        found[name] = Subject(folder, spec, TREE_ENDS, is_tree=True)
+        found[name] = Subject(folder, spec, TREE_ENDS, context=CONTEXT, is_tree=True)
     for name, spec in LOOKUP_CHAINS.items():
         found[name] = Subject(target, spec, LOOKUP_ENDS)
     for name, spec in LOOKUP_TREES.items():
-        found[name] = Subject(target, spec, LOOKUP_TREE_ENDS, lookup_prompts, 230, is_tree=True)
+        found[name] = Subject(target, spec, LOOKUP_TREE_ENDS, lookup_prompts, 170, is_tree=True)
     return found
 
 

@@ -27,14 +27,13 @@ BY_LAYER = (COMPILED, FEW_ROWS)  # the others take all layers or none
 TOKENS = [[(7 * i * i + 3 * i) % 300 for i in range(12)], [5, 9, 301]]
 
 
-@pytest.fixture(params=list(FAMILIES))
-def model(
-    request: pytest.FixtureRequest, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> Any:
-    """Its weights as a GPU keeps them."""
-    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def model(request: pytest.FixtureRequest, small_models: dict[str, Path]) -> Any:
+    """Its weights as a GPU keeps them; loaded once for all paths, which change nothing of it."""
     source = resolve_model(ModelConfig(model=str(small_models[request.param])))
-    made = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+        made = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
     assert type(made).__name__ == FAMILIES[request.param]
     return made
 

@@ -61,11 +61,11 @@ def _load(directory: Path, **options: Any) -> Any:
     return load_model(source, find_model_class, torch.float32, cpu, **options)
 
 
-def _reference(directory: Path, tokens: list[int], family: str = "llama") -> Tensor:
+def _reference(directory: Path, *texts: list[int], family: str = "llama") -> Tensor:
+    """Logits of all tokens of the texts, one after the other."""
     model = reference_model(directory, family)
     with torch.no_grad():
-        logits: Tensor = model(torch.tensor([tokens])).logits[0]
-    return logits
+        return torch.cat([model(torch.tensor([one])).logits[0] for one in texts])
 
 
 def _assert_near(found: Tensor, expected: Tensor) -> None:
@@ -79,8 +79,11 @@ def test_logits_equal_transformers(
 ) -> None:
     runner = mini_runner(_load(small_models[family]))
     found = runner.logits(ForwardMode.EXTEND, [PROMPT, OTHER])
-    _assert_near(found[: len(PROMPT)], _reference(small_models[family], PROMPT, family))
-    _assert_near(found[len(PROMPT) :], _reference(small_models[family], OTHER, family))
+    expected = _reference(small_models[family], PROMPT, OTHER, family=family)
+    for one, other in zip(
+        *(x.split([len(PROMPT), len(OTHER)]) for x in (found, expected)), strict=True
+    ):
+        _assert_near(one, other)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -233,7 +236,7 @@ def test_other_norms_and_activations_in_bfloat16_are_near(
     runner = mini_runner(model)
     found = runner.logits(ForwardMode.EXTEND, [PROMPT[:60]])
     decoded = [runner.logits(ForwardMode.DECODE, [[token]]) for token in PROMPT[60:]]
-    expected = _reference(small_models[family], PROMPT, family)
+    expected = _reference(small_models[family], PROMPT, family=family)
     error = torch.cat([found, *decoded]) - expected
     assert 0 < float(error.norm() / expected.norm()) < 0.05
 

@@ -184,20 +184,21 @@ class Attack:
 
 
 def attack(served: Served, count: int, seed: int = 0, warm_up: int = 300) -> Outcome:
-    """warm_up: hostile requests before memory is looked at, so that all is loaded."""
+    """warm_up: hostile requests before memory is looked at, so that all is loaded. With none nobody
+    looks at it, nor at what probes take before."""
+    one = Attack(served, count, seed)
+    outcome = one.outcome
     if warm_up:
         touch_all_memory(served)
         asyncio.run(Attack(served, warm_up, seed + 1).run())
-    one = Attack(served, count, seed)
-    outcome = one.outcome
-    with probing(served) as outcome.calm:
-        time.sleep(2)
+        with probing(served) as outcome.calm:
+            time.sleep(2)
     outcome.before = hold(served)
     load, began = Load(), time.monotonic()
     with probing(served) as outcome.probes:
         asyncio.run(one.run())
     outcome.seconds, outcome.load = time.monotonic() - began, load.share()
-    outcome.after = settled(served, outcome.before)
+    outcome.after = settled(served, outcome.before) if warm_up else hold(served)
     outcome.restarted = len(set(outcome.before.pids) - set(outcome.after.pids))
     flush(served)
     outcome.used_slots = used_slots(served)

@@ -184,7 +184,7 @@ def answers_without_drafts(served: Served, asked: list[Body]) -> dict[str, Any]:
 def soak(
     served: Served, expected: dict[str, Any], count: int, seed: int = 0, warm_up: int = 300
 ) -> Outcome:
-    """warm_up: requests before memory is looked at, so that all is loaded."""
+    """warm_up: requests before memory is looked at, so that all is loaded; with none it is not."""
     if warm_up:
         touch_all_memory(served)
     asyncio.run(Soak(served.url, expected, seed + 1).run(warm_up))
@@ -195,7 +195,7 @@ def soak(
     began = time.monotonic()
     asyncio.run(one.run(count))
     outcome.seconds = time.monotonic() - began
-    outcome.after = settled(served, outcome.before)
+    outcome.after = settled(served, outcome.before) if warm_up else hold(served)
     outcome.aborts = int(served.metric("request_aborts_total") - aborts)
     outcome.retractions = int(served.metric("request_retractions_total") - retractions)
     flush(served)

@@ -24,6 +24,7 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.engine.llm import LLM
 from specengine.engine.loop import Engine
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
+from tests.halves import each_value
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL
 from tests.support.shared_experts import (
@@ -94,8 +95,7 @@ def test_any_of_three_ranks_may_be_idle(
                 assert num_idle > 0
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "where"), each_value(1, SPECS, ["host", "device"]))
 def test_drafters_of_ranks_that_share_experts(name: str, where: str, deeper: Path) -> None:
     """Sampled requests beside greedy ones: on the device, graphs that one rank lacks."""
     folder, spec = deeper, SPECS[name]

@@ -24,8 +24,8 @@ from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.layers.in_place import weights_of
 from tests.support.pretended_ranks import on_threads
-from tests.support.processes import until
 from tests.support.ranks import SMALL, Group, same_on_all, told
+from tests.support.waiting import until
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
