@@ -9,6 +9,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import ExpertsSpec, LatentSpec, LayerSpec, Multipliers
 from specengine.layers.rotary import rope_parameters
 from specengine.runner.loader.family import GgufFormat
+from specengine.target.models.deepseek_gguf import DEEPSEEK_V2, DEEPSEEK_V3
 from specengine.target.models.llama import LlamaForCausalLM
 
 _LATENT: dict[str, Any] = {
@@ -80,7 +81,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
     """Latent attention; dense first layers, then experts chosen by softmax, perhaps within groups,
     beside shared ones."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = DEEPSEEK_V2
     tensor_names: ClassVar[dict[str, str]] = {"shared_experts": "shared_expert"}
     small_config: ClassVar[dict[str, Any]] = {
         **_LATENT,
@@ -145,6 +146,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """Experts are chosen within groups by sigmoid, with a correction. Kimi-K2 and Moonlight publish
     the same under names of their own."""
 
+    gguf: ClassVar[GgufFormat | None] = DEEPSEEK_V3
     extends_config = "deepseek_v3"
     small_config: ClassVar[dict[str, Any]] = {**_LATENT, **_EXPERTS}
 

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.rotary import rotary_fraction
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GGUF_SHARED_EXPERTS, GgufFormat
+from specengine.runner.loader.gguf_fields import biases
 from specengine.target.models.llama import LlamaForCausalLM
 
 
@@ -14,7 +15,31 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
     """Dense first layers, then experts chosen within groups, with a correction, and shared ones;
     part of a head is rotated."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("glm4moe",),
+        "glm4_moe",
+        tensors={
+            **GGUF_EXPERTS,
+            **GGUF_SHARED_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        },
+        metadata={
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "n_shared_experts",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "norm_topk_prob",
+        },
+        fields=lambda file: {
+            "n_group": file.get("{arch}.expert_group_count", 1),
+            "topk_group": file.get("{arch}.expert_group_used_count", 1),
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensor_names,
+            **biases(file, attention_bias="attn_q"),
+        },
+    )
     tensor_names: ClassVar[dict[str, str]] = {"shared_experts": "shared_expert"}
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,

@@ -9,14 +9,27 @@ from torch import Tensor
 
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec, Multipliers
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
+from specengine.runner.loader.gguf_fields import biases
+from specengine.target.models.granite import GGUF_SCALES
 from specengine.target.models.llama import LlamaForCausalLM
 
 
 class GraniteMoeForCausalLM(LlamaForCausalLM):
     """Granite's multipliers; checkpoints hold a layer's experts in one tensor a product."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("granitemoe",),
+        "granitemoe",
+        has_rotary_pairs=True,
+        tensors=GGUF_EXPERTS,
+        metadata={
+            **GGUF_SCALES,
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        fields=lambda file: biases(file, attention_bias="attn_q"),
+    )
     tensor_names: ClassVar[dict[str, str]] = {"block_sparse_moe": "mlp"}
     small_config: ClassVar[dict[str, Any]] = {
         "num_local_experts": 5,

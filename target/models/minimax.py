@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.rotary import rotary_fraction
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.models.mixtral import MixtralForCausalLM
 
@@ -18,7 +18,19 @@ class MiniMaxM2ForCausalLM(LlamaForCausalLM):
     """Experts chosen by sigmoid with a correction; q and k normalised over all heads together, and
     part of a head rotated."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("minimax-m2",),
+        "minimax_m2",
+        tensors={
+            **GGUF_EXPERTS,
+            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        },
+        metadata={
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "rope.dimension_count": "rotary_dim",
+        },
+    )
     tensor_names = MixtralForCausalLM.tensor_names
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import rotary_fraction
+from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import biases
 from specengine.target.models.llama import LlamaForCausalLM
 
 
@@ -13,6 +15,16 @@ class NemotronForCausalLM(LlamaForCausalLM):
     """LayerNorm with gains stored less 1, a feed-forward of squared ReLU without gate, half of a
     head rotated."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("nemotron",),
+        "nemotron",
+        norm_offset=1.0,
+        epsilon="norm_eps",
+        fields=lambda file: {
+            "hidden_act": "relu2",
+            **biases(file, attention_bias="attn_q", mlp_bias="ffn_up"),
+        },
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "rope_parameters": {
             "rope_type": "default",

@@ -6,12 +6,21 @@ from typing import Any, ClassVar
 
 from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
+from specengine.runner.loader.gguf_fields import biases
 from specengine.target.models.llama import LlamaForCausalLM
 
 
 class OlmoeForCausalLM(LlamaForCausalLM):
     """Experts in every layer; q and k normalised over all heads at once."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("olmoe",),
+        "olmoe",
+        tensors=GGUF_EXPERTS,
+        metadata={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+        fields=lambda file: {"norm_topk_prob": False, **biases(file, attention_bias="attn_q")},
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "intermediate_size": 48,
         "num_experts": 8,

@@ -255,6 +255,89 @@ def _mixtral_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tens
             if old in name else name: tensor for name, tensor in found.items()}  # fmt: skip
 
 
+def _deepseek(fields: Fields) -> Fields:
+    """Attention is written as it is absorbed: one key and value head, of the compressed size."""
+    rotated, rank = fields["qk_rope_head_dim"], fields["kv_lora_rank"]
+    dense = fields.get("mlp_layer_types", []).count("dense")
+    found = {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": fields["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": fields["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "leading_dense_block_count": fields.get("first_k_dense_replace", dense),
+        **_routed(fields),
+    }
+    if fields.get("q_lora_rank") is not None:
+        found["attention.q_lora_rank"] = fields["q_lora_rank"]
+    extent = fields["rope_parameters"].get("mscale_all_dim")
+    if extent is not None:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * extent
+    return found
+
+
+def _routed(fields: Fields) -> Fields:
+    is_sigmoid = fields["model_type"] != "deepseek_v2"
+    found = {
+        "expert_count": fields["n_routed_experts"],
+        "expert_feed_forward_length": fields["moe_intermediate_size"],
+        "expert_shared_count": fields["n_shared_experts"],
+        "expert_weights_scale": float(fields["routed_scaling_factor"]),
+        "expert_gating_func": 2 if is_sigmoid else 1,
+    }
+    return found | ({"expert_weights_norm": True} if fields.get("norm_topk_prob") else {})
+
+
+def _split_kv_b(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    made, sizes = {}, [fields["qk_nope_head_dim"], fields["v_head_dim"]]
+    for name, tensor in found.items():
+        if not name.endswith("kv_b_proj.weight"):
+            made[name] = tensor
+            continue
+        heads = tensor.view(fields["num_attention_heads"], sum(sizes), -1)
+        key, value = torch.split(heads, sizes, dim=1)
+        made[name.replace("kv_b_proj", "k_b_proj")] = key.transpose(1, 2)
+        made[name.replace("kv_b_proj", "v_b_proj")] = value
+    return _corrections(made, fields)
+
+
+def _corrections(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    own, theirs = "e_score_correction_bias", "e_score_correction.bias"
+    return {name.replace(own, theirs): tensor for name, tensor in found.items()}
+
+
+def _glm4_moe(fields: Fields) -> Fields:
+    """With a block that predicts a further token."""
+    return {
+        "block_count": fields["num_hidden_layers"] + 1,
+        "nextn_predict_layers": 1,
+        "rope.dimension_count": _rotated(fields),
+        "leading_dense_block_count": fields["first_k_dense_replace"],
+        **_routed(fields),
+    }
+
+
+def _glm4_moe_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    extra = f"blk.{fields['num_hidden_layers']}.nextn.eh_proj.weight"
+    return _corrections(found, fields) | {extra: torch.ones(4, 8)}
+
+
+def _granite_moe_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    """gate and up stand in one tensor in the checkpoint."""
+    made = {}
+    for name, tensor in found.items():
+        if name.endswith("input_linear.weight"):
+            layer = name.split(".")[2]
+            gate, up = tensor.chunk(2, dim=1)
+            made |= {f"blk.{layer}.ffn_gate_exps.weight": gate}
+            made |= {f"blk.{layer}.ffn_up_exps.weight": up}
+        else:
+            made[name] = tensor
+    return made
+
+
 _WINDOWS_OF_2 = ["sliding_attention", "full_attention"] * 2
 _WINDOWS_OF_4 = (["sliding_attention"] * 3 + ["full_attention"]) * 2
 _WINDOWS_OF_6 = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
@@ -267,6 +350,13 @@ _OLMO3_ROPE = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
+
+_SCALES = _keys(
+    attention_multiplier="attention__scale",
+    embedding_multiplier="embedding_scale",
+    residual_multiplier="residual_scale",
+    logits_scaling="logit_scale",
+)
 
 # Family as tests name it -> how it is converted; a family may have several forms.
 CONVERSIONS: dict[str, list[Conversion]] = {
@@ -303,18 +393,7 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             metadata=_phi3,
         ),
     ],
-    "granite": [
-        Conversion(
-            "granite",
-            permutes=True,
-            metadata=_keys(
-                attention_multiplier="attention__scale",
-                embedding_multiplier="embedding_scale",
-                residual_multiplier="residual_scale",
-                logits_scaling="logit_scale",
-            ),
-        )
-    ],
+    "granite": [Conversion("granite", permutes=True, metadata=_SCALES)],
     "olmo2": [Conversion("olmo2")],
     "olmo3": [
         Conversion(
@@ -378,6 +457,42 @@ CONVERSIONS: dict[str, list[Conversion]] = {
     ],
     "qwen3moe": [Conversion("qwen3moe", {"mlp_only_layers": []}, metadata=_qwen_moe)],
     "mixtral": [Conversion("llama", permutes=True, tensors=_mixtral_tensors)],
+    "deepseekv2": [
+        Conversion("deepseek2", metadata=_deepseek, tensors=_split_kv_b),
+        Conversion(  # as DeepSeek-V2-Lite
+            "deepseek2",
+            {"topk_method": "greedy", "n_group": None, "topk_group": None},
+            metadata=_deepseek,
+            tensors=_split_kv_b,
+        ),
+    ],
+    "deepseekv3": [Conversion("deepseek2", metadata=_deepseek, tensors=_split_kv_b)],
+    "glm4moe": [Conversion("glm4moe", metadata=_glm4_moe, tensors=_glm4_moe_tensors)],
+    "granitemoe": [
+        Conversion("granitemoe", permutes=True, metadata=_SCALES, tensors=_granite_moe_tensors)
+    ],
+    "olmoe": [Conversion("olmoe")],
+    "nemotron": [
+        Conversion(
+            "nemotron",
+            shift=1.0,
+            metadata=lambda fields: {
+                "attention.layer_norm_epsilon": fields["norm_eps"],
+                "rope.dimension_count": _rotated(fields),
+                "rope.scaling.type": "none",
+            },
+        )
+    ],
+    "minimaxm2": [
+        Conversion(
+            "minimax-m2",
+            metadata=lambda fields: {
+                "expert_feed_forward_length": fields["intermediate_size"],
+                "rope.dimension_count": fields["rotary_dim"],
+            },
+            tensors=_corrections,
+        )
+    ],
     "gptoss": [
         Conversion("gpt-oss", {"swiglu_limit": 7.0}, metadata=_gpt_oss, tensors=_gpt_oss_tensors)
     ],

@@ -38,9 +38,21 @@ def test_file_gives_the_logits_and_greedy_tokens_of_transformers(
 ) -> None:
     conversion = CONVERSIONS[family][form]
     folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
-    source, model = load(convert(folder, tmp_path / "small.gguf", conversion))
-    assert source.architectures == [FAMILIES[family]]
-    reference = reference_model(folder, family)
+    path = convert(folder, tmp_path / "small.gguf", conversion)
+    check(path, FAMILIES[family], reference_model(folder, family), mini_runner)
+
+
+def test_glm_4_7_flash_loads_as_deepseek(tmp_path: Path, mini_runner: Any) -> None:
+    """Whose architecture the converter gives it."""
+    folder = save_small_model("glm4moelite", tmp_path / "small", 3)
+    path = convert(folder, tmp_path / "small.gguf", CONVERSIONS["deepseekv3"][0])
+    reference = reference_model(folder, "glm4moelite")
+    check(path, "DeepseekV3ForCausalLM", reference, mini_runner)
+
+
+def check(path: Path, architecture: str, reference: Any, mini_runner: Any) -> None:
+    source, model = load(path)
+    assert source.architectures == [architecture]
     tokens = torch.tensor([PROMPT])
     with torch.no_grad():
         for _ in range(STEPS):

@@ -19,6 +19,10 @@ GGUF_EXPERTS: Mapping[str, str] = {
     "ffn_gate_inp": "mlp.gate",
     **{f"ffn_{one}_exps": f"mlp.experts.*.{one}_proj" for one in ("gate", "up", "down")},
 }
+# The one that every row runs, where checkpoints say `shared_experts`.
+GGUF_SHARED_EXPERTS: Mapping[str, str] = {
+    f"ffn_{one}_shexp": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")
+}
 
 Tensors = Iterable[tuple[str, "Tensor"]]  # (name, tensor)
 
