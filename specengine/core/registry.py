@@ -93,9 +93,10 @@ SPLITTING_OPS: dict[str, str] = {
     "attention": "specengine.layers.split_ops:ATTENTION",
     "latent_attention": "specengine.layers.split_ops:LATENT_ATTENTION",
     "gated_delta": "specengine.layers.split_ops:GATED_DELTA",
+    "shared_experts": "specengine.layers.split_ops:SHARED_EXPERTS",
     "all_reduce": "specengine.layers.split_ops:ALL_REDUCE",
 }
-DEFAULT_SPLITTING_OPS = ("attention", "latent_attention", "gated_delta")
+DEFAULT_SPLITTING_OPS = ("attention", "latent_attention", "gated_delta", "shared_experts")
 
 # What compiles pieces, by what --piecewise-compiler calls it.
 PIECEWISE_COMPILERS: dict[str, str] = {

@@ -37,12 +37,9 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--enable-pdmux", "--enable-mixed-chunk"),
     ("--enable-pdmux", "--tp-size"),  # each rank would measure times of its own
     ("--enable-pdmux", "--enable-dp-attention"),  # forwards of ranks meet whole
-    ("--trace", "--tp-size"),
     ("--quantization for a CPU", "--tp-size"),
-    ("--speculative-cost-table", "--tp-size"),
     ("--speculative-cost-table", "--enable-dp-attention"),
     ("--disable-cuda-graph-padding", "--enable-dp-attention"),  # rounds of ranks have one size
-    ("--cuda-graph-mode with pieces", "--enable-dp-attention"),
     ("--cuda-graph-profile", "--enable-dp-attention"),
     ("--cuda-graph-profile FILE", "--dp-size"),  # all engines would write there
 )

@@ -163,7 +163,8 @@ def build_engine(
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
-    engine.weights.pieces = add_pieces(config.graph, runner, phases)
+    ranks = loaded.link.communicator
+    engine.weights.pieces = add_pieces(config.graph, runner, phases, ranks)
     engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from specengine.core.errors import ModelLoadError
+from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.graph_config import GraphConfig
+from specengine.core.parallel import Communicator
 from specengine.engine.phases import Phases
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.piecewise.forwards import PiecewiseForwards, PiecewiseOptions
@@ -11,18 +12,27 @@ from specengine.runner.piecewise.forwards import PiecewiseForwards, PiecewiseOpt
 _PIECE = 64 << 10  # bytes of one piece's graph, a safe guess
 
 
-def add_pieces(graph: GraphConfig, runner: ModelRunner, phases: Phases) -> PiecewiseForwards | None:
+def add_pieces(
+    graph: GraphConfig, runner: ModelRunner, phases: Phases, ranks: Communicator
+) -> PiecewiseForwards | None:
     """Trace the target and capture its largest size, before other graphs: those use its memory
-    again. Raises ModelLoadError for a model that torch.compile cannot trace as one graph."""
+    again. ranks: that share its layers. Raises ModelLoadError for a model that torch.compile cannot
+    trace as one graph, ConfigError where shared experts are to be within the pieces."""
     sizes, splits = graph.piecewise_cuda_graph_tokens, graph.piecewise_splitting_ops
     if not graph.has_pieces or sizes is None or splits is None:
         return None
+    shares = runner.sharers is not None
+    if shares and "shared_experts" not in splits:
+        raise ConfigError(
+            "--piecewise-splitting-ops: engines that share experts have different numbers of rows "
+            "to run at once, which no graph can hold: add shared_experts"
+        )
     from torch._dynamo.exc import TorchDynamoException
 
     options = PiecewiseOptions(sizes, graph.piecewise_compiler, splits)
     try:
         with phases.phase("trace the model"):
-            runner.pieces = PiecewiseForwards(runner, options)
+            runner.pieces = PiecewiseForwards(runner, options, ranks, shares)
     except TorchDynamoException as error:
         raise ModelLoadError(
             f"--cuda-graph-mode {graph.cuda_graph_mode}: the model cannot be traced as one graph: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specengine.core.config import EngineConfig
+from specengine.core.parallel import Link
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.costs import ContextCost, Curve, RunningCosts, StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
@@ -28,27 +29,35 @@ def make_pipeline(
     overlaps = not config.schedule.disable_overlap_schedule
     depths = None
     if parts.adaptive is not None:
-        depths = _depths(rounds, parts.drafter.drafts_on == "device", costs, HostSeconds(overlaps))
+        is_model, host = parts.drafter.drafts_on == "device", HostSeconds(overlaps)
+        depths = _depths(rounds, is_model, costs, host, parts.link)
     given = parts.drafter, parts.scheduler, depths, overlaps
     return RoundPipeline(rounds, *given, parts.link)
 
 
 def _depths(
-    rounds: RoundExecutor, is_model: bool, costs: CostFile | None, host: HostSeconds
+    rounds: RoundExecutor, is_model: bool, costs: CostFile | None, host: HostSeconds, link: Link
 ) -> AdaptiveSteps:
     """What rounds cost on the device is measured now, if there is no file of it; the time of the
-    host, and of drafts that it makes, is learned from the rounds."""
+    host, and of drafts that it makes, is learned from the rounds. Of several ranks the first alone
+    has a file, and chooses; but rounds that are measured are rounds of all."""
     steps, by_hand = rounds.steps, None if costs is None else costs.by_hand
+    (has_table,) = link.decide(lambda: (int(costs is not None and costs.has_table),))
     if rounds.host_drafts:
         model_steps = rounds.source.model_steps if is_model else None
-        if costs is None or not costs.has_table:
+        if not has_table:
             learned = RunningCosts(_without_context(rounds))
             return AdaptiveSteps(steps, learned, model_steps=model_steps, pads=True)
         depths = AdaptiveSteps(steps, by_hand, model_steps=model_steps, pads=True)
-        costs.start(depths.costs)
+        if costs is not None:
+            costs.start(depths.costs)
         return depths
     sizes = rounds.smaller_trees(rounds.batch_sizes[-1])
-    table = _measure(rounds) if costs is None else costs.read_or(lambda: _measure(rounds))
+    table = None
+    if costs is not None:
+        table = costs.read_or(lambda: _measure(rounds))
+    elif not has_table:
+        table = _measure(rounds)
     # A table written by hand holds as it is.
     return AdaptiveSteps(steps, table, sizes=sizes, host=None if by_hand else host, pads=True)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator, even_cut, split_over
-from specengine.core.sharing import expert_sharers
+from specengine.core.sharing import ExpertSharers, expert_sharers
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
 from specengine.kernels.experts.packed import OneExpert, PackedExperts, PackedExpertWeights
@@ -31,7 +31,7 @@ from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weigh
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
-from specengine.layers.split_ops import Numbered, run_module
+from specengine.layers.split_ops import SHARED_EXPERTS, Numbered, run_module
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
 MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel | None]
@@ -234,13 +234,11 @@ class SparseMLP(Numbered):
     def parts(self, x: Tensor) -> Tensor:
         """The same, perhaps in float32 parts [P, T, hidden_size], for RMSNorm.add."""
         if is_traced():
+            if self.sharers is not None:
+                return SHARED_EXPERTS(self, [x], (x.shape[-1],), x.dtype)
             return run_module(self, x, x.shape[-1])
         if self.sharers is not None:
-            if not self.sharers.runs:
-                assert not len(x), "a forward of one rank alone has no tokens"
-                return x
-            rows = self.sharers.rows_of_all(x)
-            return self.sharers.own_rows(self._over_ranks(rows))
+            return self._over_engines(x, self.sharers)
         if self.ranks.size > 1:
             return self._over_ranks(x)
         out: Tensor = self.experts(x, self.gate.choose(x))
@@ -248,6 +246,18 @@ class SparseMLP(Numbered):
             return out
         shared = self._gated(x, self.shared_expert(x))
         return torch.cat([out, shared.float()[None]]) if out.dim() == 3 else out + shared
+
+    def run_split(self, rows: Sequence[Tensor], batch: object) -> Tensor:
+        """What SHARED_EXPERTS stands for in a trace. How many rows the other engines have differs
+        from forward to forward, so that no graph holds it."""
+        assert self.sharers is not None
+        return self._over_engines(rows[0], self.sharers)
+
+    def _over_engines(self, x: Tensor, sharers: ExpertSharers) -> Tensor:
+        if not sharers.runs:
+            assert not len(x), "a forward of one rank alone has no tokens"
+            return x
+        return sharers.own_rows(self._over_ranks(sharers.rows_of_all(x)))
 
     def _over_ranks(self, x: Tensor) -> Tensor:
         """One sum over ranks, of what the experts and the shared one give on each."""

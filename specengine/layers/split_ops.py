@@ -140,6 +140,7 @@ def _of_layers(name: str) -> SplitOp:
 ATTENTION = _of_layers("attention")
 LATENT_ATTENTION = _of_layers("latent_attention")
 GATED_DELTA = _of_layers("gated_delta")
+SHARED_EXPERTS = _of_layers("shared_experts")  # of several engines, each with rows of its own
 
 
 def _run_all_reduce(x: Tensor, out: Tensor) -> None:

@@ -13,6 +13,7 @@ from specengine.core.config import EngineConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.core.parallel import Link
 from specengine.core.parallel_config import ParallelConfig
+from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.build import build_engine, load
 from specengine.engine.llm import Generation
@@ -21,6 +22,7 @@ from specengine.engine.parallel.lead import LeadEngine
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.phases import Phases
 from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.pipeline_build import make_pipeline
 from specengine.runner.loader.loaded_model import LoadedModel
 from tests.support.device_rounds import make_eager_rounds, prepare_drafter, run_on_device
 
@@ -79,6 +81,16 @@ def run_rounds_on_device_by_turns(engine: Engine) -> None:
     steps = AdaptiveSteps(rounds.steps)
     given = parts.drafter, parts.scheduler, steps
     engine.pipeline = RoundPipeline(rounds, *given, overlaps=True, link=parts.link)
+
+
+def run_rounds_by_measured_costs(engine: Engine, path: str) -> None:
+    """As deep as a table says, which rank 0 reads, or all measure, as at a start on a GPU."""
+    llm, parts = LLM.of(engine), engine.parts
+    prepare_drafter(llm)
+    rounds = make_eager_rounds(llm, sizes=(1, 2, 4), chooses=True)
+    spec = replace(parts.config.spec, cost_table=path)
+    costs = CostFile.of(spec) if parts.link.communicator.rank == 0 else None
+    engine.pipeline = make_pipeline(parts.config, parts, rounds, costs)
 
 
 def be_late_at_random(engine: Engine, rank: int) -> None:

@@ -40,8 +40,10 @@ def config_of(folder: Path, spec: SpecConfig | None, **more: Any) -> EngineConfi
     return config_from_flags(flags, spec)
 
 
-def make(folder: Path, spec: SpecConfig | None, sharers: ExpertSharers | None) -> Engine:
-    config = config_of(folder, spec)
+def make(
+    folder: Path, spec: SpecConfig | None, sharers: ExpertSharers | None, **flags: Any
+) -> Engine:
+    config = config_of(folder, spec, **flags)
     return build_engine(config, load(config, Phases(), None, sharers))
 
 

@@ -123,7 +123,7 @@ class LeadEngine(RankEngine):
             super().wake()
 
     def advance(self) -> list[Choice]:
-        if self.host_round.recorders:
+        if self.host_round.recorders and self.parts.config.trace.trace is None:
             raise EngineStoppedError("rounds cannot be recorded on several ranks: --tp-size 1")
         with self._telling(Step(self.number, self.digest)):
             return super().advance()

@@ -99,5 +99,7 @@ class FollowerLink:
 
 
 def _told(config: EngineConfig) -> EngineConfig:
-    """What another rank may know: not the server's keys."""
-    return replace(config, server=ServerConfig(log_level=config.server.log_level))
+    """What another rank may know: not the server's keys. Nor has it a file of costs, by which rank
+    0 alone chooses."""
+    server = ServerConfig(log_level=config.server.log_level)
+    return replace(config, server=server, spec=replace(config.spec, cost_table=None))

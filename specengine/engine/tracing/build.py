@@ -6,14 +6,14 @@ from pathlib import Path
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
-from specengine.core.spec import Verifier
+from specengine.core.spec import RoundRecorder, Verifier
 from specengine.core.trace_config import TraceConfig
 from specengine.draft.trace.writer import TraceWriter
 from specengine.engine.factories import check_algorithm, verifier_name
 from specengine.engine.loop import Engine
 from specengine.engine.tracing.header import trace_header
 from specengine.engine.tracing.one_token import OneTokenVerifier
-from specengine.engine.tracing.recorder import TraceRecorder
+from specengine.engine.tracing.recorder import TraceRecorder, WrittenElsewhere
 from specengine.runner.loader.loaded_model import LoadedModel
 
 
@@ -23,13 +23,16 @@ def traced_verifier(config: TraceConfig, verifier: Verifier) -> Verifier:
 
 
 def record_trace(engine: Engine, loaded: LoadedModel) -> None:
-    """Raises ConfigError where the file cannot be written, or nothing drafts."""
+    """Of several ranks the first writes; the others run their rounds as it does. Raises ConfigError
+    where the file cannot be written, or nothing drafts."""
     config = engine.parts.config
     if config.trace.trace is None:
         return
     header = _header(config, engine, loaded)
-    writer = TraceWriter(Path(config.trace.trace), header, config.trace.trace_max_mb << 20)
-    recorder = TraceRecorder(writer, engine.scheduler.round_limit, config.spec.draft_sampling)
+    recorder: RoundRecorder = WrittenElsewhere()
+    if loaded.link.communicator.rank == 0:
+        writer = TraceWriter(Path(config.trace.trace), header, config.trace.trace_max_mb << 20)
+        recorder = TraceRecorder(writer, engine.scheduler.round_limit, config.spec.draft_sampling)
     engine.host_round.recorders.append(recorder)
     if config.trace.trace_every_position:
         engine.watch.mute()  # nothing is accepted, on purpose

@@ -84,6 +84,19 @@ class TraceRecorder:
         return nodes
 
 
+class WrittenElsewhere:
+    """A RoundRecorder of a rank that is not the first, which writes the trace."""
+
+    def record(
+        self,
+        batch: ScheduleBatch,
+        proposal: DraftProposal,
+        output: LogitsOutput,
+        result: VerifyResult,
+    ) -> None:
+        """Nothing. What the first rank records has no collective."""
+
+
 class _Requests:
     """The requests that rounds were recorded of, by number."""
 

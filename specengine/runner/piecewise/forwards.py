@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from specengine.core.batch import ForwardBatch
+from specengine.core.parallel import Communicator, NoLink
 from specengine.core.platform import Graph
 from specengine.core.registry import (
     DEFAULT_SPLITTING_OPS,
@@ -72,8 +73,15 @@ class PiecewiseForwards:
 
     unguarded = ("graph", "context", "cache", "traced")
 
-    def __init__(self, runner: ForwardContext, options: PiecewiseOptions) -> None:
-        """Traces and compiles the model, which takes seconds."""
+    def __init__(
+        self,
+        runner: ForwardContext,
+        options: PiecewiseOptions,
+        ranks: Communicator = NoLink.communicator,
+        shares: bool = False,
+    ) -> None:
+        """Traces and compiles the model, which takes seconds. ranks: that share its layers.
+        shares: whether other engines have forwards of their own, and parts of the experts."""
         self.runner, self.options = runner, options
         self.sizes = sorted(options.sizes)
         self.cache = GraphCache[int, WholeRun]("piecewise", runner.graph_memory, self._guard_of)
@@ -83,8 +91,9 @@ class PiecewiseForwards:
             name: torch.zeros(self.sizes[-1], dtype=torch.int64, device=device) for name in INPUTS
         }
         assert isinstance(model, nn.Module)
-        self.context = TracedContext.of(model, runner.graph_memory.communicator)
+        self.context = TracedContext.of(model, ranks)
         self.captures_graphs = runner.graph_memory.platform.has_graphs
+        self.captures_late = self.captures_graphs and not shares
         self.shared = PieceRun(checks=runner.guard_of() is not None)
         adaptor = load_place(PIECEWISE_COMPILERS[options.compiler])()
         self.compiled = CompileCache(adaptor, device, options.folder or default_folder())
@@ -132,9 +141,14 @@ class PiecewiseForwards:
 
     def capture(self) -> None:
         """The largest size, whose memory the others use again: each of them is captured when it is
-        first needed, or while there is no work."""
-        for capture in islice(self.captures(), 1):
-            capture()
+        first needed, or while there is no work. Of engines that share experts all sizes: what a
+        graph takes all of them measure, and later they have different sizes to run."""
+        if self.captures_late or not self.captures_graphs:
+            for capture in islice(self.captures(), 1):
+                capture()
+            return
+        for size in self.runner.graph_memory.affordable(self.sizes[::-1], "sizes of pieces"):
+            self.cache.get(size, self._make)
 
     def captures(self) -> Iterator[Callable[[], object]]:
         """What captures a size each, of those that have not been, largest first."""
@@ -171,6 +185,8 @@ class PiecewiseForwards:
             return fallbacks.SPLIT_BY_LAYERS
         if size is None:
             return fallbacks.TOO_MANY_TOKENS
+        if self.captures_graphs and not self.captures_late and size not in self.cache.captured:
+            return fallbacks.MEMORY_SPENT
         return None if self.cache.has_memory_for(size) else fallbacks.MEMORY_SPENT
 
     def run(self, batch: ForwardBatch) -> Tensor | None:

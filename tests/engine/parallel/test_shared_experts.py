@@ -133,6 +133,30 @@ def test_ranks_ask_for_rounds_of_different_depth(deeper: Path) -> None:
     assert len({steps for _, steps in shapes}) > 2
 
 
+def test_engines_that_share_experts_run_in_pieces(deeper: Path) -> None:
+    """Of different sizes at once, and beside an engine that has nothing to run."""
+    spec = SPECS["mtp"]
+    expected = alone(deeper, spec)
+    plans: list[Plan] = [[(0, 0), (1, 3), (2, 3)], [], [(3, 5), (4, 5), (5, 6)]]
+    sizes: dict[str, Any] = {
+        "cuda_graph_mode": "piecewise",
+        "piecewise_cuda_graph_tokens": (3, 8, 24),
+    }
+
+    def run() -> Said:
+        ranks = communicator()
+        engine = make(deeper, spec, ExpertSharers(ranks), **sizes)
+        said = run_plan(engine, plans[ranks.rank])
+        assert bool(engine.stats().graphs["piecewise"].replays) == bool(plans[ranks.rank])
+        return said
+
+    for plan, said in zip(plans, on_threads(3, run), strict=True):
+        assert said == {number: expected[number] for number, _ in plan}
+    sizes |= {"piecewise_splitting_ops": ("attention",)}
+    with pytest.raises(ConfigError, match="add shared_experts"):
+        on_threads(1, lambda: make(deeper, spec, ExpertSharers(communicator()), **sizes))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["mixtral", "qwen2moe", "glm4moe", "gptoss", "qwen3next", "deepseekv3"]

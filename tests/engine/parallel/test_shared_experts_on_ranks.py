@@ -28,6 +28,12 @@ FLAGS: dict[str, Any] = {
 }
 
 
+PIECES: dict[str, Any] = {
+    "cuda_graph_mode": "piecewise",
+    "piecewise_cuda_graph_tokens": (4, 12, 16),
+}
+
+
 @pytest.mark.usefixtures("one_thread_a_rank")
 def test_engines_of_two_ranks_share_experts(deeper: Path, tmp_path: Path) -> None:
     """Each says what it says alone, whichever other idles, and after all have slept."""
@@ -44,7 +50,8 @@ def test_engines_of_two_ranks_share_experts(deeper: Path, tmp_path: Path) -> Non
         config = config_of(deeper, None, **FLAGS)
         loaded = load_sharing(config, Phases(), Meeting(str(meeting), number, 2))
         for (spec, where), says in zip(cases, expected, strict=True):
-            engine: Any = build_engine(config_of(deeper, spec, **FLAGS), loaded)
+            more = PIECES if where == "host" else {}
+            engine: Any = build_engine(config_of(deeper, spec, **FLAGS, **more), loaded)
             sharers = engine.parts.sharers
             model: Any = loaded.model
             parts = [one.experts.part for one in model.modules() if isinstance(one, SparseMLP)]
@@ -55,6 +62,8 @@ def test_engines_of_two_ranks_share_experts(deeper: Path, tmp_path: Path) -> Non
                 said = run_plan(engine, plans[number])
                 assert said == {one: says[one] for one, _ in plans[number]}
             assert sharers.num_idle > 0
+            if more:
+                assert engine.stats().graphs["piecewise"].replays > 5
             if spec is not None and spec.algorithm == "NGRAM":  # the first on these weights
                 assert engine.sleep(1) > 0
                 engine.wake()
