@@ -142,7 +142,8 @@ def _graph_sizes(graph: GraphConfig, rows: int, has_graphs: bool) -> tuple[int, 
     if graph.disable_cuda_graph or not has_graphs or graph.cuda_graph_mode in ("none", "piecewise"):
         return None
     if graph.cuda_graph_bs is not None:
-        return tuple(sorted(set(graph.cuda_graph_bs)))
+        # No batch is larger; recurrent state has no room for more, either (StatePool).
+        return tuple(sorted({min(size, rows) for size in graph.cuda_graph_bs}))
     largest = min(graph.cuda_graph_max_bs or 256, rows)
     sizes = [1, 2, 3, 4, 6, 8, 12, *range(16, 64, 8), *range(64, 257, 32)]
     sizes += range(288, largest + 1, 64)

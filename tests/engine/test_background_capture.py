@@ -205,6 +205,31 @@ def test_graph_is_captured_after_an_interrupted_capture(
     assert rounds.counters["captures"] == captures
 
 
+@pytest.mark.parametrize("point", [pytest.param(n, marks=ON_GPU) for n in (3, 8)])
+def test_interrupted_captures_use_no_memory_up(
+    point: int, target: Path, drafters: dict[str, str]
+) -> None:
+    """However often requests interrupt them: what they held goes with them."""
+    llm = make(target, spec_of(drafters), cuda_graph_bs=(1, 2, 4))
+    memory = llm.engine.parts.worker.runner.graph_memory
+    used = list[int]()
+    while len(used) < 20:
+        asked: list[int] = []
+
+        def is_wanted(asked: list[int] = asked) -> bool:
+            asked.append(0)
+            return len(asked) == point
+
+        assert llm.engine.use_idle_moment(is_wanted=is_wanted)
+        used += [memory.used] * (len(asked) == point)
+    assert max(used) - used[1] < 4 << 20, [one >> 20 for one in used]
+    while llm.engine.use_idle_moment():
+        pass
+    rounds = llm.engine.device_rounds
+    assert rounds is not None
+    assert sampling_sizes(rounds) == [1, 2, 4]
+
+
 @pytest.mark.parametrize("_", [pytest.param(None, marks=ON_GPU)])
 def test_graphs_captured_between_requests_serve_the_next(
     _: None, target: Path, drafters: dict[str, str]

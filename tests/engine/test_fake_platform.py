@@ -85,3 +85,19 @@ def test_replay_that_does_not_wait_for_its_capture_is_found(
         graph.replay()
     fake.current_stream().wait_stream(fake.capture_stream())
     graph.replay()
+
+
+@ON_CPU
+def test_no_graph_is_for_more_requests_than_may_run(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recurrent state has no room for what padding beyond them would write."""
+    use_fake_platform(monkeypatch)
+    flags: dict[str, Any] = {"max_running_requests": 2, "cuda_graph_bs": (1, 4, 16)}
+    llm = make(small_models["qwen3next"], None, device="cpu", **flags)
+    assert llm.engine.parts.config.graph.cuda_graph_bs == (1, 2)
+    assert llm.generate(PROMPTS[:2], GREEDY)
+    rounds = llm.engine.device_rounds
+    assert rounds is not None
+    assert fallbacks(rounds) == set()
+    assert rounds.counters["replays"] > 0

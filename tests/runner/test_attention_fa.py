@@ -20,6 +20,7 @@ from tests.runner.attention_cases import (
     MAX_CONTEXT,
     Case,
     Layer,
+    dense_attention,
     every_mode,
     overwrite,
     run,
@@ -41,6 +42,23 @@ def in_pytorch() -> AttentionBackend:
 def test_every_mode_with_the_function_in_pytorch(case: Case) -> None:
     out, expected = run(case, in_pytorch())
     torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("num_past", [0, 1])
+def test_masks_are_not_read_past_the_nodes_of_a_request(num_past: int) -> None:
+    """Buffers of graphs have there what the batch before had: of blocks whose nodes all see each
+    other, ones."""
+    lens = [(11, 7 - num_past), (3, 4 - num_past), (25, 1)]
+    trees = [BUSHY, [-1, 0, 1, 1], [-1, *[0] * num_past]]
+    case, backend = Case(lens, ForwardMode.DRAFT_EXTEND, trees, num_past), in_pytorch()
+    batch, q = case.batch(backend), case.q()
+    assert batch.tree is not None
+    for request, count in enumerate(map(len, trees)):
+        batch.tree.mask_BNN[request, :, count:] = True
+    backend.init_forward_metadata(batch)
+    out = backend.forward_extend(q, case.layer, batch)
+    expected = dense_attention(case, case.batch(backend), q)
+    torch.testing.assert_close(out.double(), expected, rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("window", [1, 5, 40])

@@ -105,7 +105,10 @@ def _nodes(batch: ForwardBatch, tree: Tree, request_T: Tensor, first_B: Tensor) 
     starts_T = torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device)
     mask_BNM = tree.mask_BNN.to(device)
     node_T = (starts_T[:-1] - batch.qo_indptr[request_T]).clamp(max=mask_BNM.shape[1] - 1)
-    seen_TM = mask_BNM[request_T, node_T]
+    # Columns past a request's own nodes hold what buffers of graphs had before.
+    columns_M = torch.arange(mask_BNM.shape[2], device=device)
+    is_own_BM = columns_M < (batch.extend_lens + tree.num_past)[:, None]
+    seen_TM = mask_BNM[request_T, node_T] & is_own_BM[request_T]
     order_TM = seen_TM.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     places_TM = (first_B[request_T, None] + order_TM).clamp(max=table.shape[1] - 1)
     return FlashKeys(
