@@ -32,6 +32,28 @@ def map_large_blocks() -> None:
         _mallopt(_MMAP_THRESHOLD, LARGE)
 
 
+class _Usage(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def allocated_bytes() -> int:
+    """Bytes of all blocks in use, as glibc counts them; 0 where it cannot say. Not those of
+    Python's own small objects."""
+    if (usage := getattr(ctypes.CDLL(None), "mallinfo2", None)) is None:
+        return 0
+    usage.restype = _Usage
+    now = usage()
+    return int(now.uordblks) + int(now.hblkhd)
+
+
 def _mallopt(parameter: int, value: int) -> None:
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(parameter, value)

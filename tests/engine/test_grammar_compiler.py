@@ -10,7 +10,11 @@ import pytest
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
-from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.grammar.compiler import (
+    BYTES_A_CHARACTER,
+    MAX_KEPT_BYTES,
+    GrammarCompiler,
+)
 from tests.support.grammars import EOS, VOCAB, World, mask_of
 
 PERSON = {
@@ -160,14 +164,25 @@ def test_a_model_without_an_end_is_refused(world: World) -> None:
 
 
 def test_few_large_grammars_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their text, since memory goes with it; the last used stays."""
-    monkeypatch.setattr("specengine.engine.grammar.compiler.MAX_KEPT_TEXT", 250)
+    """By their text, where nothing else is known of their memory; the last used stays."""
+    most = 250 * BYTES_A_CHARACTER
+    monkeypatch.setattr("specengine.engine.grammar.compiler.MAX_KEPT_BYTES", most)
     compiler = GrammarCompiler(world.tokenizer, VOCAB, frozenset({EOS}))
     a, b, c = (GrammarSpec.regex(letter * 100) for letter in "abc")
     for spec in (a, b, a, c):
         assert mask_of(compiler.start(spec)) == {world.token(spec.text[0])}
     kept = [spec for spec in (a, b, c) if compiler.compiled(spec) is not None]
     assert kept == [a, c]
+
+
+def test_grammars_are_kept_by_the_memory_that_was_measured(world: World) -> None:
+    """One of half of all memory would have the others go, and is not kept itself."""
+    compiler = GrammarCompiler(world.tokenizer, VOCAB, frozenset({EOS}))
+    a, b, c, d = (GrammarSpec.regex(letter) for letter in "abcd")
+    for spec, part in ((a, 0.4), (b, 0.4), (c, 0.6), (d, 0.4)):
+        assert mask_of(compiler.start(spec, int(part * MAX_KEPT_BYTES))) == {world.token(spec.text)}
+    kept = [spec for spec in (a, b, c, d) if compiler.compiled(spec) is not None]
+    assert kept == [b, d]
 
 
 @pytest.mark.parametrize("vocab", [300, 400])

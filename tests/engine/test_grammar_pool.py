@@ -207,6 +207,26 @@ def test_trial_gets_less_of_a_core_than_the_engine(make_pool: Make) -> None:
         assert group.read_text().endswith(f"nice {NICENESS}\n")
 
 
+def test_trial_tells_what_a_compiled_grammar_holds(
+    make_pool: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few characters may stand for megabytes."""
+    pool = make_pool(grammar_workers=1)
+    told: list[int] = []
+    begin = pool._compiler.start
+
+    def noted(spec: GrammarSpec, num_bytes: int = 0) -> LlguidanceState:
+        told.append(num_bytes)
+        return begin(spec, num_bytes)
+
+    monkeypatch.setattr(pool._compiler, "start", noted)
+    for regex in ("a", "a", "b", "a{20000}"):
+        asyncio.run(start(pool, GrammarSpec.regex(regex)))
+    assert len(told) == 3  # one was kept
+    assert all(0 < one < 2**20 for one in told[:2])
+    assert told[2] > 4 * 2**20
+
+
 def test_closing_leaves_no_process(make_pool: Make) -> None:
     pool = make_pool()
     asyncio.run(start(pool, GrammarSpec.regex("a")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,17 @@ from specengine.engine.tokens import encode_text, vocabulary_of
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Compiled grammars kept, and characters of theirs: one takes about fifty times its text.
+# Compiled grammars kept, and bytes of theirs.
 MAX_KEPT = 64
-MAX_KEPT_TEXT = 524_288
+MAX_KEPT_BYTES = 25 * 2**20
+# Of one that was not measured. Some regular expressions take a million times their text.
+BYTES_A_CHARACTER = 50
+
+
+@dataclass(frozen=True)
+class Kept:
+    state: LlguidanceState
+    num_bytes: int
 
 
 class GrammarCompiler:
@@ -37,32 +46,36 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()  # held for about a second, the first time
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[GrammarSpec, LlguidanceState] = OrderedDict()
+        self._compiled: OrderedDict[GrammarSpec, Kept] = OrderedDict()
 
     def compiled(self, spec: GrammarSpec) -> LlguidanceState | None:
         """As `start`, where it is compiled already: a millisecond at most. Else None."""
         with self._lock:
-            state = self._compiled.get(spec)
-            return None if state is None else state.fork()
+            kept = self._compiled.get(spec)
+            return None if kept is None else kept.state.fork()
 
-    def start(self, spec: GrammarSpec) -> LlguidanceState:
+    def start(self, spec: GrammarSpec, num_bytes: int = 0) -> LlguidanceState:
         """A state at the beginning of the grammar. The first grammar of all takes about a second,
-        every new one from one to hundreds of milliseconds.
+        every new one from one to hundreds of milliseconds. num_bytes: that it holds compiled, where
+        that was measured. One that holds half of what is kept in all is not kept.
 
         Raises RequestError for a grammar that does not compile, where llguidance is missing, and
         for a model without an end-of-text token.
         """
         state = self.compiled(spec) or self._compile(spec)
+        cost = max(num_bytes, len(spec.text) * BYTES_A_CHARACTER)
+        if cost > MAX_KEPT_BYTES // 2:
+            return state
         with self._lock:
-            kept = self._compiled.setdefault(spec, state)
+            kept = self._compiled.setdefault(spec, Kept(state, cost))
             self._compiled.move_to_end(spec)
             while not self._fits():
                 self._compiled.popitem(last=False)
-            return kept.fork()
+            return kept.state.fork()
 
     def _fits(self) -> bool:
-        text = sum(len(spec.text) for spec in self._compiled)
-        return len(self._compiled) <= MAX_KEPT and text <= MAX_KEPT_TEXT
+        num_bytes = sum(kept.num_bytes for kept in self._compiled.values())
+        return len(self._compiled) <= MAX_KEPT and num_bytes <= MAX_KEPT_BYTES
 
     def check(self, spec: GrammarSpec) -> None:
         """RequestError where no grammar can be served at all."""

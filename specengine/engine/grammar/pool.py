@@ -79,12 +79,12 @@ class GrammarPool:
         trial = self._idle.get()
         try:
             with job.killing(trial):
-                reason = trial.failure(job.spec)
+                reason, num_bytes = trial.attempt(job.spec)
         finally:
             self._idle.put(trial)
         if reason is not None:
             raise refusal(job.spec, reason)
-        return self._compiler.start(job.spec)
+        return self._compiler.start(job.spec, num_bytes)
 
 
 class GrammarJob:
@@ -129,8 +129,8 @@ class TrialProcess:
         self._process: subprocess.Popen[str] | None = None
         self._is_closed = False
 
-    def failure(self, spec: GrammarSpec) -> str | None:
-        """Why the grammar does not pass; None where it does."""
+    def attempt(self, spec: GrammarSpec) -> tuple[str | None, int]:
+        """Why the grammar does not pass, None where it does, and the bytes that it holds."""
         is_running = self._process is not None and self._process.poll() is None
         process = self._process if self._process is not None and is_running else self._start()
         assert process.stdin is not None
@@ -144,10 +144,10 @@ class TrialProcess:
         except BrokenPipeError:
             answer = ""
         if answer:
-            reason: str | None = json.loads(answer)
-            return reason
+            reason, num_bytes = json.loads(answer)
+            return reason, num_bytes
         self.reap()
-        return f"it takes more than {self._seconds:g} s, or too much memory; simplify it"
+        return f"it takes more than {self._seconds:g} s, or too much memory; simplify it", 0
 
     def kill(self) -> None:
         process = self._process

@@ -2,7 +2,8 @@
 
 The first line of JSON that comes in is the vocabulary, for grammars may name tokens by their ids:
 the fields of Vocabulary. Each further line is a grammar, a GrammarSpec's fields, and one goes out:
-null where it compiles and some tokens can be followed, or why not. A grammar that takes too long
+a list of null where it compiles and some tokens can be followed, or why not, and the bytes that it
+holds. A grammar that takes too long
 ends the process, whether or not the parent still lives; one that takes too much memory does too.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from specengine.core.grammar import GrammarSpec
+from specengine.core.trim import allocated_bytes
 from specengine.engine.grammar.definition import definition, shown, why_stuck
 
 MAX_BYTES = 2 * 2**30  # of address space
@@ -56,9 +58,9 @@ def main() -> None:
     for line in sys.stdin:
         spec = GrammarSpec(**json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, seconds)  # the default of its signal is to end
-        reason = failure(tokenizer, ends, spec)
+        answer = tried(tokenizer, ends, spec)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(reason), flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 def give_way() -> None:
@@ -69,21 +71,23 @@ def give_way() -> None:
         Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
-def failure(tokenizer: LLTokenizer, ends: int, spec: GrammarSpec) -> str | None:
-    """Why a grammar does not compile, or cannot be followed for some tokens. ends: a bit for each
-    token that ends a text, which is not followed."""
+def tried(tokenizer: LLTokenizer, ends: int, spec: GrammarSpec) -> tuple[str | None, int]:
+    """Why a grammar does not compile, or cannot be followed for some tokens, and the bytes that it
+    holds compiled. ends: a bit for each token that ends a text, which is not followed."""
+    before = allocated_bytes()
     try:
         matcher = LLMatcher(tokenizer, definition(spec), log_level=0)
     except ValueError as error:
-        return shown(str(error))
+        return shown(str(error)), 0
     if matcher.is_error():
-        return shown(matcher.get_error())
+        return shown(matcher.get_error()), 0
     for _ in range(NUM_STEPS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little") & ~ends
         token = (mask & -mask).bit_length() - 1  # the first that is allowed
         if token < 0 or matcher.is_stopped() or not matcher.consume_token(token):
             break
-    return why_stuck(matcher.get_error()) if matcher.is_error() else None
+    reason = why_stuck(matcher.get_error()) if matcher.is_error() else None
+    return reason, max(allocated_bytes() - before, 0)
 
 
 if __name__ == "__main__":
