@@ -164,6 +164,38 @@ class Cut:
     def along(self, dim: int) -> Cut:
         return Cut(dim, self.start, self.stop, self.whole)
 
+    @property
+    def ranges(self) -> tuple[Cut, ...]:
+        return (self,)
+
+
+@dataclass(frozen=True)
+class JoinedCut:
+    """A rank's parts of a checkpoint's tensor in which several stand one below the other. ranges:
+    of that tensor, in its order, along the first dimension."""
+
+    ranges: tuple[Cut, ...]
+    dim = 0
+
+    @classmethod
+    def below(cls, *cuts: Cut) -> JoinedCut:
+        """cuts: of each of those that stand there."""
+        whole, start, ranges = sum(one.whole for one in cuts), 0, []
+        for one in cuts:
+            ranges.append(Cut(0, start + one.start, start + one.stop, whole))
+            start += one.whole
+        return cls(tuple(ranges))
+
+    @property
+    def size(self) -> int:
+        return sum(one.size for one in self.ranges)
+
+    @property
+    def whole(self) -> int:
+        return self.ranges[0].whole
+
+
+AnyCut = Cut | JoinedCut
 
 _TILE = 64  # entries; where ranks cannot have equal parts, they have whole tiles
 
@@ -206,6 +238,15 @@ def head_cuts(num_heads: int, num_kv_heads: int) -> HeadCuts:
     group, place = divmod(ranks.rank, sharers)
     start, stop = (group * each + each * one // sharers for one in (place, place + 1))
     return HeadCuts(Cut(0, start, stop, num_heads), Cut(0, group, group + 1, num_kv_heads))
+
+
+def even_heads(num_heads: int) -> Cut:
+    """This rank's heads, which share no keys of their own. Raises ConfigError where it would have
+    none."""
+    ranks = communicator()
+    if num_heads < ranks.size:
+        raise ConfigError(f"--tp-size {ranks.size}: {num_heads} heads are fewer than ranks")
+    return even_groups(num_heads)
 
 
 def even_groups(count: int) -> Cut:

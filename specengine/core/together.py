@@ -35,7 +35,6 @@ GIVEN: Mapping[str, Callable[[Any], bool]] = {
 
 REFUSED: tuple[tuple[str, str], ...] = (
     ("--enable-pdmux", "--enable-mixed-chunk"),
-    ("--enable-pdmux", "--tp-size"),  # each rank would measure times of its own
     ("--enable-pdmux", "--enable-dp-attention"),  # forwards of ranks meet whole
     ("--quantization for a CPU", "--tp-size"),
     ("--speculative-cost-table", "--enable-dp-attention"),

@@ -31,7 +31,10 @@ from specengine.scheduler.split_prompts import SplitPrompts
 logger = logging.getLogger(__name__)
 
 MIN_TOKENS_GPU, MIN_TOKENS_CPU = 512, 64
-NOT_WANTED = "--pdmux-sm-shares none"  # a reason, which is counted
+# Reasons, which are counted.
+NOT_WANTED = "--pdmux-sm-shares none"
+# Whose sums would be launched in another order on each rank, if prompts had streams of their own.
+SEVERAL_RANKS = "prompts and rounds of several ranks take turns"
 
 
 def check_has_rounds(config: EngineConfig, source: ModelSource) -> None:
@@ -74,8 +77,11 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
     least = split.pdmux_min_tokens or (min(usual, chunk) if chunk > 0 else usual)
     streams = SplitStreams()
     no_shares: str | None = None
-    if on_gpu:
+    if on_gpu and engine.parts.link.communicator.size > 1:
+        streams, no_shares = SplitStreams(runner.platform.synchronize), SEVERAL_RANKS
+    elif on_gpu:
         streams, no_shares = _streams(runner.device, split.pdmux_sm_shares)
+    if on_gpu:
         backend = make_attention_backends(config.model, runner.device).target
     engine.split = SplitPrefills(
         runner,
@@ -87,6 +93,7 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         streams,
         backend,
         no_shares,
+        engine.parts.link,
     )
     if on_gpu and engine.parts.adaptive is not None:
         engine.parts.adaptive.is_disturbed = partial(_is_busy, engine.split)

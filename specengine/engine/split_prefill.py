@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.transfer import int64, sent
 from specengine.engine.round.lanes import RoundLanes
@@ -65,6 +66,7 @@ class SplitPrefills:
     """Launches the layers of prompts, those of the lowest rank first, and gives their outputs.
 
     attn_backend: of these prompts alone. no_shares: why they have no SMs of their own on a GPU.
+    link: to other ranks, which launch as many layers as rank 0. They take turns with rounds.
     """
 
     runner: ModelRunner
@@ -74,6 +76,7 @@ class SplitPrefills:
     streams: SplitStreams
     attn_backend: AttentionBackend
     no_shares: str | None = None
+    link: Link = field(default_factory=NoLink)
     jobs: list[SplitJob] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     decision: SplitDecision | None = None  # the last one
@@ -213,7 +216,15 @@ class SplitPrefills:
         waiting = waiting_tokens(self.scheduler.queues) + sum(one.num_tokens for one in others)
         left = self.runner.model.num_layers - job.on_device.split_index
         queue = PromptQueue(job.num_tokens, left, waiting)
-        return self.policy.decide(queue, len(self.scheduler.queues.running))
+        made: list[SplitDecision] = []
+
+        def choose() -> tuple[int]:
+            """On rank 0 alone: by its clock."""
+            made.append(self.policy.decide(queue, len(self.scheduler.queues.running)))
+            return (made[0].layers,)
+
+        (layers,) = self.link.decide(choose)
+        return made[0] if made else SplitDecision(layers, None, "as rank 0 has chosen")
 
     @torch.inference_mode()
     def _send(self, batch: ScheduleBatch) -> ForwardBatch:

@@ -4,6 +4,7 @@ Qwen3-Next has it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.parallel import Cut, JoinedCut, even_heads
 from specengine.kernels.delta import delta_rule
 from specengine.kernels.delta.types import (
     DeltaInputs,
@@ -21,7 +23,7 @@ from specengine.kernels.delta.types import (
 from specengine.kernels.opaque import is_traced
 from specengine.layers import split_ops
 from specengine.layers.layer_spec import LayerSpec
-from specengine.layers.linear import Linear, MergedLinear
+from specengine.layers.linear import MergedLinear, RowParallelLinear
 from specengine.layers.module import Module
 
 if TYPE_CHECKING:
@@ -55,27 +57,43 @@ class GatedNorm(Module):
 class CausalConv(Module):
     """Weights of a convolution of each channel by itself, as checkpoints have them."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: JoinedCut, width: int) -> None:
+        """channels: this rank's."""
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, 1, width), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(channels.size, 1, width), requires_grad=False)
+        self.channels = channels
+
+    def cuts(self, kind: str) -> Sequence[JoinedCut]:
+        return [self.channels]
 
 
 class GatedDelta(split_ops.Numbered):
-    """Projections, the rule over what the state pool keeps, a gated norm, output projection."""
+    """Projections, the rule over what the state pool keeps, a gated norm, output projection. A rank
+    has some of the key heads, and the value heads that read these, with their state."""
 
     def __init__(self, spec: LayerSpec, layer_id: int) -> None:
         super().__init__()
         assert spec.gated_delta is not None
         spec.check_ranks()
         self.layer_id = layer_id
-        self.kept = shape = spec.gated_delta
-        heads, size = shape.num_heads, spec.hidden_size
-        self.in_proj_qkvz = MergedLinear(size, [shape.channels, shape.value_size])
-        self.in_proj_ba = MergedLinear(size, [heads, heads])
-        self.conv1d = CausalConv(shape.channels, shape.conv_width)
-        self.A_log, self.dt_bias = (_numbers(heads) for _ in range(2))
+        delta, size = spec.gated_delta, spec.hidden_size
+        key_heads = even_heads(delta.num_key_heads)
+        self.heads = heads = key_heads.times(delta.num_heads // delta.num_key_heads)
+        keys, values = key_heads.times(delta.key_dim), heads.times(delta.value_dim)
+        self.kept = shape = replace(delta, num_key_heads=key_heads.size, num_heads=heads.size)
+        channels = JoinedCut.below(keys, keys, values)
+        self.in_proj_qkvz = MergedLinear(
+            size, [shape.channels, shape.value_size], parts=[channels, values]
+        )
+        self.in_proj_ba = MergedLinear(size, [heads.size] * 2, parts=[heads, heads])
+        self.conv1d = CausalConv(channels, shape.conv_width)
+        self.A_log, self.dt_bias = (_numbers(heads.size) for _ in range(2))
         self.norm = GatedNorm(shape.value_dim, spec.rms_norm_eps)
-        self.out_proj = Linear(shape.value_size, size)
+        self.out_proj = RowParallelLinear(values.whole, size, part=values)
+
+    def cuts(self, kind: str) -> Sequence[Cut]:
+        """Of A_log and of dt_bias."""
+        return [self.heads]
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, hidden_size] -> [T, hidden_size]."""

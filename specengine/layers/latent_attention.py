@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specengine.core.parallel import Cut, even_heads
 from specengine.kernels.attention.latent_store import latent_store
 from specengine.kernels.attention.ragged_attention import ragged_attention
 from specengine.kernels.attention.types import ExpandedHeads, Expansion
@@ -27,7 +28,7 @@ from specengine.layers import split_ops
 from specengine.layers.attention import Attention
 from specengine.layers.compute_paths import LATENT_ATTENTION
 from specengine.layers.layer_spec import LatentSpec, LayerSpec
-from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
+from specengine.layers.linear import ColumnParallelLinear, MergedLinear, RowParallelLinear
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import ProjectedAttention
@@ -36,42 +37,50 @@ if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
 
 
-class UpProjection(Linear):
-    """U_K and U_V of all heads, a head's rows together, U_K's first. They are multiplied head by
-    head, which no packed or quantised form does."""
+class UpProjection(ColumnParallelLinear):
+    """U_K and U_V of the rank's heads, a head's rows together, U_K's first. They are multiplied
+    head by head, which no packed or quantised form does."""
 
     keeps_plain = True
 
 
 class LatentAttention(ProjectedAttention, split_ops.Numbered):
     """Projections are named as checkpoints name them; the first of q and that of c and r are one
-    product. The form is chosen by the plan of the batch (`runner.attention.expansion`)."""
+    product. The form is chosen by the plan of the batch (`runner.attention.expansion`).
+
+    A rank has some of the heads. All heads read the same c and r, which each rank computes and
+    keeps; one sum over ranks follows o_proj."""
 
     def __init__(
         self, spec: LayerSpec, latent: LatentSpec, layer_id: int, rotary: RotaryEmbedding
     ) -> None:
-        """Raises ModelLoadError for a layer that is described with what this does not compute."""
+        """Raises ModelLoadError for a layer that is described with what this does not compute,
+        ConfigError for fewer heads than ranks."""
         super().__init__()
         LATENT_ATTENTION.require(spec)
         spec.check_ranks()
-        self.latent, self.num_heads, self.rotary = latent, spec.num_heads, rotary
-        queries = spec.num_heads * spec.head_dim
-        self.sizes = [latent.q_rank or queries, latent.kept_dim]
+        heads = even_heads(spec.num_heads)
+        self.latent, self.num_heads, self.rotary = latent, heads.size, rotary
+        queries, kept = heads.times(spec.head_dim), Cut(0, 0, latent.kept_dim, latent.kept_dim)
+        first = queries if latent.q_rank is None else Cut(0, 0, latent.q_rank, latent.q_rank)
+        self.sizes = [first.size, kept.size]
         self.in_name = (
             "q_kv_a_proj_with_mqa" if latent.q_rank is None else "fused_qkv_a_proj_with_mqa"
         )
-        self.add_module(self.in_name, MergedLinear(spec.hidden_size, self.sizes, spec.qkv_bias))
+        parts = [first, kept]
+        in_proj = MergedLinear(spec.hidden_size, self.sizes, spec.qkv_bias, parts)
+        self.add_module(self.in_name, in_proj)
         self.q_a_layernorm = self.q_b_proj = None
         if latent.q_rank is not None:
             self.q_a_layernorm = RMSNorm(latent.q_rank, latent.norm_eps)
-            self.q_b_proj = Linear(latent.q_rank, queries)
+            self.q_b_proj = ColumnParallelLinear(latent.q_rank, queries)
         self.kv_a_layernorm = RMSNorm(latent.kv_rank, latent.norm_eps)
         per_head = latent.nope_dim + latent.value_dim
-        self.kv_b_proj = UpProjection(latent.kv_rank, spec.num_heads * per_head)
-        values = spec.num_heads * latent.value_dim
-        self.o_proj = RowParallelLinear(values, spec.hidden_size, spec.o_bias)
+        self.kv_b_proj = UpProjection(latent.kv_rank, heads.times(per_head))
+        values = heads.times(latent.value_dim)
+        self.o_proj = RowParallelLinear(values.whole, spec.hidden_size, spec.o_bias, values)
         self.attn = Attention(
-            spec.num_heads,
+            self.num_heads,
             latent.kept_dim,
             spec.attention_scale,
             num_kv_heads=1,

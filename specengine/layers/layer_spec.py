@@ -184,16 +184,6 @@ class LayerSpec:
                 f"--tp-size {self.tp_size}: q and k are normalised over all heads together, by "
                 f"{self.norm!r}, which is not split; leave it out"
             )
-        if self.tp_size > 1 and (self.gated_delta is not None or self.attention_gate):
-            raise ConfigError(
-                f"--tp-size {self.tp_size}: gated delta layers and gated attention are not split "
-                "over ranks yet; leave it out"
-            )
-        if self.tp_size > 1 and self.latent is not None:
-            raise ConfigError(
-                f"--tp-size {self.tp_size}: latent attention is not split over ranks yet; leave it "
-                "out"
-            )
 
     @property
     def rotary_table(self) -> tuple[str | None, float, int | None]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.core.parallel import Cut, VocabularyCut, communicator
+from specengine.core.parallel import AnyCut, Cut, VocabularyCut, communicator
 from specengine.kernels.linear import few_row, split_linear
 from specengine.kernels.opaque import is_traced
 from specengine.layers.split_ops import Numbered, run_module, sum_over
@@ -124,7 +124,7 @@ class Linear(Numbered):
         (cut, *_) = self.cuts("weight")
         return cut.whole if cut is not None and cut.dim else self.in_features
 
-    def cuts(self, kind: str) -> Sequence[Cut | None]:
+    def cuts(self, kind: str) -> Sequence[AnyCut | None]:
         """This rank's part of each of the checkpoint's tensors that fill a parameter (weight or
         bias), in the order of `MergedLinear.shards`; None is all of it."""
         return [None]
@@ -146,7 +146,7 @@ class MergedLinear(Linear):
         in_features: int,
         shard_sizes: Sequence[int],
         bias: bool = False,
-        parts: Sequence[Cut] | None = None,
+        parts: Sequence[AnyCut] | None = None,
     ) -> None:
         """parts: of a column-parallel layer, this rank's outputs of each, whose sizes are the
         shard_sizes."""
@@ -154,7 +154,7 @@ class MergedLinear(Linear):
         self.shard_sizes = list(shard_sizes)
         self.parts_of_ranks = parts
 
-    def cuts(self, kind: str) -> Sequence[Cut | None]:
+    def cuts(self, kind: str) -> Sequence[AnyCut | None]:
         return self.parts_of_ranks or [None] * len(self.shard_sizes)
 
     @property
@@ -182,7 +182,7 @@ class ColumnParallelLinear(Linear):
         super().__init__(in_features, part.size, bias)
         self.part = part
 
-    def cuts(self, kind: str) -> Sequence[Cut | None]:
+    def cuts(self, kind: str) -> Sequence[AnyCut | None]:
         return [self.part]
 
 
@@ -222,7 +222,7 @@ class RowParallelLinear(Linear):
         product = few_row.linear_add(x, self.plain, self._zeros[: len(x)])
         return stream + self.ranks.all_reduce(product)
 
-    def cuts(self, kind: str) -> Sequence[Cut | None]:
+    def cuts(self, kind: str) -> Sequence[AnyCut | None]:
         if kind == "bias":
             count = self.out_features
             return [Cut(0, 0, 0 if self.ranks.rank else count, count)]
@@ -237,7 +237,7 @@ class LMHead(Linear):
         self.tokens = VocabularyCut.of(vocab_size)
         super().__init__(in_features, self.tokens.cut.size, bias)
 
-    def cuts(self, kind: str) -> Sequence[Cut | None]:
+    def cuts(self, kind: str) -> Sequence[AnyCut | None]:
         return [self.tokens.cut]
 
     def tie(self, embedding: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.core.parallel import Cut
+from specengine.core.parallel import AnyCut
 from specengine.layers.expert_tensors import cut_experts
 from specengine.layers.experts import Experts
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, MergedLinear
@@ -25,7 +25,7 @@ class CutPlace:
     zeros do."""
 
     tensor: Tensor
-    cut: Cut
+    cut: AnyCut
 
     @property
     def shape(self) -> torch.Size:
@@ -36,10 +36,13 @@ class CutPlace:
 
     def copy_(self, whole: Tensor) -> None:
         """whole: the checkpoint's tensor, of which no more is read than is copied."""
-        if self.cut.size:
-            self.tensor.copy_(whole.narrow(self.cut.dim, self.cut.start, self.cut.size))
-        else:
+        if not self.cut.size:
             self.tensor.zero_()
+            return
+        dim, ranges = self.cut.dim, self.cut.ranges
+        places = torch.split(self.tensor, [one.size for one in ranges], dim)
+        for place, one in zip(places, ranges, strict=True):
+            place.copy_(whole.narrow(dim, one.start, one.size))
 
 
 # A parameter, or what collects the tensors that stand for one in a quantised checkpoint.
@@ -236,7 +239,7 @@ def module_places(module: nn.Module, kind: str, parameter: Tensor) -> Sequence[P
     return [cut_place(view, cut) for view, cut in zip(views, cuts, strict=True)]
 
 
-def cut_place(view: Tensor, cut: Cut | None) -> Tensor | CutPlace:
+def cut_place(view: Tensor, cut: AnyCut | None) -> Tensor | CutPlace:
     return view if cut is None or cut.size == cut.whole else CutPlace(view, cut)
 
 

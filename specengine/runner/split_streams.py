@@ -40,7 +40,7 @@ class DoneCall:
 
 
 class SplitStreams:
-    """As it is on a CPU, where layers and rounds take turns: there is nothing to wait for.
+    """As it is on a CPU, and where several ranks compute both: layers and rounds take turns.
 
     most_calls: that may be launched and not done. takes_turns: what is launched is done before
     `launch` returns.
@@ -48,6 +48,10 @@ class SplitStreams:
 
     most_calls = 1
     takes_turns = True
+
+    def __init__(self, synchronize: Callable[[], object] = lambda: None) -> None:
+        """synchronize: the host waits for what it has launched, where that runs later."""
+        self._synchronize = synchronize
 
     @property
     def shares(self) -> Sequence[float]:
@@ -57,8 +61,10 @@ class SplitStreams:
     def launch(self, share: float | None, run: Callable[[], T]) -> tuple[T, Call]:
         """What `run` launches runs behind all that was launched so before, beside what the current
         stream does."""
+        self._synchronize()  # a round before is not a part of the call
         started = perf_counter()
         found = run()
+        self._synchronize()
         return found, DoneCall(perf_counter() - started)
 
     def begin(self) -> None:

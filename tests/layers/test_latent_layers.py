@@ -154,15 +154,23 @@ def rotary() -> RotaryEmbedding:
     return RotaryEmbedding(8, 64, {"rope_type": "default", "rope_theta": 1e4})
 
 
-def test_ranks_are_refused() -> None:
-    ranked = LayerSpec(**{**vars(SPEC), "tp_size": 2})
+def test_fewer_heads_than_ranks_are_refused() -> None:
+    ranked = LayerSpec(**{**vars(SPEC), "tp_size": 64})
     with (
-        split_over(PretendedRanks(2)),
-        pytest.raises(
-            ConfigError, match="--tp-size 2: latent attention is not split over ranks yet"
-        ),
+        split_over(PretendedRanks(64)),
+        pytest.raises(ConfigError, match=r"--tp-size 64: .* heads are fewer than ranks"),
     ):
         LatentAttention(ranked, LATENT, 0, rotary())
+
+
+def test_rank_has_some_heads_and_all_of_what_is_kept() -> None:
+    ranked = LayerSpec(**{**vars(SPEC), "tp_size": 2})
+    whole = LatentAttention(SPEC, LATENT, 0, rotary())
+    with split_over(PretendedRanks(2)):
+        part = LatentAttention(ranked, LATENT, 0, rotary())
+    assert part.up.shape == (whole.num_heads // 2, *whole.up.shape[1:])
+    assert part.sizes[1] == whole.sizes[1] == LATENT.kept_dim
+    assert part.attn.num_kv_heads == whole.attn.num_kv_heads == 1
 
 
 @pytest.mark.parametrize(

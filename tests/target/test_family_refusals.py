@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from specengine.core.errors import ConfigError, ModelLoadError
-from specengine.core.parallel import split_over
+from specengine.core.errors import ModelLoadError
 from specengine.core.registry import MODEL_FAMILIES, load_place
 from specengine.layers.layer_spec import GatedDeltaSpec
 from specengine.target.models.qwen_hybrid import by_projection
 from tests.support.families import FAMILIES, small_config
-from tests.support.pretended_ranks import PretendedRanks
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -90,17 +87,6 @@ def test_projections_in_blocks_across_heads_are_refused() -> None:
     scales = torch.ones(3, 1)  # of 128 rows each; a head has 160
     with pytest.raises(ModelLoadError, match=r"in_proj_qkvz\.scale has shape \[3, 1\], which 2 he"):
         dict(by_projection([("model.layers.0.linear_attn.in_proj_qkvz.scale", scales)], spec))
-
-
-def test_ranks_do_not_share_gated_delta_layers() -> None:
-    [spec, *_] = load_place(MODEL_FAMILIES["Qwen3NextForCausalLM"]).layer_specs(
-        small_config("qwen3next")
-    )
-    with (
-        split_over(PretendedRanks(2)),
-        pytest.raises(ConfigError, match="gated delta layers and gated attention are not split"),
-    ):
-        replace(spec, tp_size=2).check_ranks()
 
 
 LATENT: dict[str, dict[str, tuple[Any, str]]] = {

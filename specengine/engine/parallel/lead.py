@@ -14,6 +14,7 @@ from zlib import crc32
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import EngineStoppedError
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.parallel import of_each
 from specengine.core.registry import load_place
 from specengine.core.request import Req
@@ -46,6 +47,10 @@ class RankEngine(Engine):
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         super()._prefill(batch)
+        self._digest(req.last_token for req in batch.reqs)
+
+    def _take_split(self, batch: ScheduleBatch, output: LogitsOutput) -> None:
+        super()._take_split(batch, output)
         self._digest(req.last_token for req in batch.reqs)
 
     def use_idle_moment(

@@ -133,9 +133,11 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
     keeps = _keeps_precision(module)
     parts: list[Part] = []
     incoming, sizes = module.incoming, module.whole_sizes
-    cuts = [[cut] for cut in module.cuts("weight")]
+    cuts: list[list[Cut | None]] = [
+        [None] if cut is None else [*cut.ranges] for cut in module.cuts("weight")
+    ]
     if module.merged is not None:
-        cuts = [_behind_each_other([cut for one in cuts for cut in one], sizes)]
+        cuts = [_behind_each_other(cuts, sizes)]
         incoming, sizes, module.merged = [module.merged], [sum(sizes)], None
     for part, rows, own in zip(incoming, sizes, cuts, strict=True):
         layer = LayerTensors.of(part, rows, module.whole_inputs, module.device)
@@ -148,16 +150,18 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
     return parts if joined is None else [joined]
 
 
-def _behind_each_other(cuts: Sequence[Cut | None], sizes: Sequence[int]) -> list[Cut | None]:
+def _behind_each_other(
+    cuts: Sequence[Sequence[Cut | None]], sizes: Sequence[int]
+) -> list[Cut | None]:
     """Cuts of a tensor in which those of the sizes stand one below the other; [None] is all of
     it."""
-    if all(cut is None for cut in cuts):
+    if all(cut is None for each in cuts for cut in each):
         return [None]
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    pairs = zip(starts, cuts, strict=True)
     return [
         Cut(0, start + cut.start, start + cut.stop, sum(sizes))
-        for start, cut in pairs
+        for start, each in zip(starts, cuts, strict=True)
+        for cut in each
         if cut is not None
     ]
 

@@ -1,4 +1,4 @@
-"""Every family gives on two ranks what it gives on one, or is refused by name."""
+"""Every family gives on two ranks what it gives on one, or is refused where heads are too few."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specengine import SamplingParams
+from specengine import SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import Link, split_over
@@ -31,27 +31,15 @@ def link() -> Iterator[Link]:
     found.watch.end()
 
 
-def is_refused(family: str) -> bool:
+@pytest.mark.parametrize("family", ["llama", "deepseekv3", "qwen3next"])
+def test_family_of_fewer_heads_than_ranks_is_refused(family: str) -> None:
     model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    specs = model.layer_specs(small_config(family))
-    return any(one.gated_delta or one.attention_gate or one.latent for one in specs)
-
-
-SPLIT = [family for family in FAMILIES if not is_refused(family)]
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SPLIT])
-def test_family_with_what_is_not_split_is_refused(family: str) -> None:
-    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    with (
-        split_over(PretendedRanks(2)),
-        pytest.raises(ConfigError, match=r"--tp-size 2: .* not split"),
-    ):
+    with split_over(PretendedRanks(64)), pytest.raises(ConfigError, match=r"--tp-size 64: .* head"):
         model(small_config(family))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", SPLIT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_family_is_the_same_on_two_ranks(
     family: str, link: Link, small_models: dict[str, Path]
 ) -> None:
@@ -59,23 +47,47 @@ def test_family_is_the_same_on_two_ranks(
     same_on_all(group.pair(None), PROMPTS, GREEDY)
 
 
-FEW = ["qwen3moe", "gptoss", "olmo2"]  # experts, sinks with biases, norms over all heads
+# Experts, sinks with biases, norms over all heads, latent attention, recurrent state beside gates.
+FEW = ["qwen3moe", "gptoss", "olmo2", "deepseekv3", "qwen3next"]
 
 
 @pytest.mark.parametrize("family", FEW)
-def test_family_with_experts_sinks_or_wide_norms_is_the_same_on_two_ranks(
+def test_family_with_layers_of_its_own_is_the_same_on_two_ranks(
     family: str, link: Link, small_models: dict[str, Path]
 ) -> None:
     group = Group(str(small_models[family]), 2, link)
     same_on_all(group.pair(None), PROMPTS, GREEDY)
 
 
-@pytest.mark.parametrize("name", ["gptq", "fp8 blocks"])
-def test_quantised_checkpoint_is_the_same_on_two_ranks(
-    name: str, link: Link, small_models: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "where"),
+    [("deepseekv3", "device"), ("qwen3next", "host"), ("qwen3next", "device")],
+)
+def test_drafts_of_latent_heads_and_of_recurrent_state_on_two_ranks(
+    family: str, where: str, link: Link, small_models: dict[str, Path]
 ) -> None:
-    source = save_small_model("llama", tmp_path / "source", 3, intermediate_size=128)
-    for path in small_models["llama"].glob("*token*"):
+    """In chunks, with what the cache keeps, and of trees."""
+    group = Group(str(small_models[family]), 2, link, chunked_prefill_size=16)
+    spec = SpecConfig(
+        algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1, ngram_branches=2
+    )
+    pair, long = group.pair(spec, where), [8, 8, 4, 9] * 10
+    prompts = [[*long, 7], [*long, 5, 8, 8]]
+    sampled = SamplingParams(max_tokens=10, temperature=0.8, seed=3, ignore_eos=True)
+    for params in (GREEDY, sampled):
+        found = same_on_all(pair, prompts, params)
+    assert any(drafted for *_, drafted, _ in found)
+
+
+QUANTISED = [("gptq", "llama"), ("fp8 blocks", "llama"), ("compressed fp8 rows", "qwen3_5")]
+
+
+@pytest.mark.parametrize(("name", "family"), QUANTISED)
+def test_quantised_checkpoint_is_the_same_on_two_ranks(
+    name: str, family: str, link: Link, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    source = save_small_model(family, tmp_path / "source", 3, intermediate_size=128)
+    for path in small_models[family].glob("*token*"):
         (source / path.name).write_bytes(path.read_bytes())
     folder = quantise_model(source, tmp_path / "made", FORMATS[name]).quantised
     same_on_all(Group(str(folder), 2, link).pair(None), PROMPTS, GREEDY)
