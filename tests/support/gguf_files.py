@@ -42,11 +42,16 @@ class Conversion:
 
 
 def convert(
-    folder: Path, path: Path, conversion: Conversion, kinds: dict[str, Any] | None = None
+    folder: Path,
+    path: Path,
+    conversion: Conversion,
+    kinds: dict[str, Any] | None = None,
+    tensors_a_part: int = 0,
 ) -> Path:
-    """The model of a folder as a GGUF file. kinds: part of a GGUF name -> type of the tensor."""
+    """The model of a folder as a GGUF file. kinds: part of a GGUF name -> type of the tensor.
+    tensors_a_part: where the file is split."""
     fields = json.loads((folder / "config.json").read_text())
-    writer = GGUFWriter(path, conversion.architecture)
+    writer = GGUFWriter(path, conversion.architecture, split_max_tensors=tensors_a_part)
     for key, value in {**_common(fields), **conversion.metadata(fields)}.items():
         if key not in conversion.without:
             _add(writer, f"{conversion.architecture}.{key}", value)

@@ -11,6 +11,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
+from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.family import gguf_formats
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
@@ -48,6 +49,31 @@ def test_glm_4_7_flash_loads_as_deepseek(tmp_path: Path, mini_runner: Any) -> No
     path = convert(folder, tmp_path / "small.gguf", CONVERSIONS["deepseekv3"][0])
     reference = reference_model(folder, "glm4moelite")
     check(path, "DeepseekV3ForCausalLM", reference, mini_runner)
+
+
+@pytest.mark.parametrize("given", ["folder", "last part"])
+def test_parts_of_a_model_are_read_together(given: str, tmp_path: Path, mini_runner: Any) -> None:
+    folder = save_small_model("qwen3moe", tmp_path / "small", 3, mlp_only_layers=[])
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    convert(folder, parts / "m.gguf", CONVERSIONS["qwen3moe"][0], tensors_a_part=12)
+    names = sorted(path.name for path in parts.iterdir())
+    assert names[0] == f"m-00001-of-{len(names):05d}.gguf"
+    assert len(names) > 2
+    path = parts if given == "folder" else parts / names[-1]
+    check(path, "Qwen3MoeForCausalLM", reference_model(folder, "qwen3moe"), mini_runner)
+    (parts / names[1]).unlink()
+    with pytest.raises(
+        ModelLoadError, match=rf"{names[1]} is missing: .* one of {len(names)} parts"
+    ):
+        resolve_model(ModelConfig(model=str(path)))
+
+
+def test_a_folder_of_several_models_names_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=r"several GGUF files: name one of a\.gguf, b\.gguf"):
+        resolve_model(ModelConfig(model=str(tmp_path)))
 
 
 def check(path: Path, architecture: str, reference: Any, mini_runner: Any) -> None:

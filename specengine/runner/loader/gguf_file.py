@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -26,21 +27,45 @@ class _BoundedReader(GGUFReader):  # type: ignore[misc]
         return super()._get(offset, dtype, count, override_order)
 
 
+def _open(path: Path) -> GGUFReader:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            return _BoundedReader(path)
+    except (ValueError, KeyError, IndexError, TypeError, OSError, OverflowError) as error:
+        raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+    except RuntimeWarning as error:
+        raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model that is split, in their order, whichever of them `path` is; or `path`
+    alone. Raises ModelLoadError, naming a part that is missing."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    start, _, count = found.groups()
+    names = [f"{start}-{part:05d}-of-{count}.gguf" for part in range(1, int(count) + 1)]
+    parts = [path.with_name(name) for name in names]
+    for part in parts:
+        if not part.is_file():
+            raise ModelLoadError(f"{part} is missing: {path.name} is one of {int(count)} parts")
+    return parts
+
+
 class GgufFile:
-    """Metadata of a GGUF file by key, and its tensors by name, read lazily. A file that is not
-    valid GGUF raises ModelLoadError."""
+    """Metadata of a GGUF file by key, and its tensors by name, read lazily. Of a model that is
+    split into several, the first has the metadata. A file that is not valid GGUF raises
+    ModelLoadError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", RuntimeWarning)
-                self._reader = _BoundedReader(path)
-            self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        except (ValueError, KeyError, IndexError, TypeError, OSError, OverflowError) as error:
-            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
-        except RuntimeWarning as error:
-            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+        readers = [_open(part) for part in parts_of(path)]
+        self._reader = readers[0]
+        self._tensors = {tensor.name: tensor for one in readers for tensor in one.tensors}
 
     @property
     def architecture(self) -> str:

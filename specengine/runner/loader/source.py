@@ -10,7 +10,7 @@ from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.runner.loader.builtin import BUILTIN_MODELS, BuiltinModel
 from specengine.runner.loader.gguf_config import eos_token_ids, gguf_hf_config
-from specengine.runner.loader.gguf_file import GgufFile
+from specengine.runner.loader.gguf_file import GgufFile, parts_of
 from specengine.runner.loader.hf_config import make_config
 from specengine.runner.loader.hf_directory import (
     read_config,
@@ -70,7 +70,10 @@ def _builtin(model: BuiltinModel, cache: Path) -> ModelSource:
 
 def _directory(directory: Path, name: str) -> ModelSource:
     gguf_files = sorted(directory.glob("*.gguf"))
-    if len(gguf_files) == 1 and not (directory / "config.json").is_file():
+    if gguf_files and not (directory / "config.json").is_file():
+        if gguf_files != parts_of(gguf_files[0]):
+            names = ", ".join(file.name for file in gguf_files)
+            raise ModelLoadError(f"{directory} has several GGUF files: name one of {names}")
         return _file(gguf_files[0])
     hf_config = read_config(directory)
     eos = read_eos_token_ids(directory, hf_config)
