@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
@@ -136,7 +137,7 @@ class AsyncEngine(Operations):
         with self._lock:
             streams = self._streams.get(loop)
             if streams is None:
-                streams = Streams(self.tokenizer, lambda message: self._post(loop, message))
+                streams = Streams(self.tokenizer, partial(self.tell, loop))
                 self._streams[loop] = streams
                 self.connect(loop, self._sender(loop, streams))
             return streams
@@ -158,9 +159,6 @@ class AsyncEngine(Operations):
             return True
 
         return send
-
-    def _post(self, loop: asyncio.AbstractEventLoop, message: Request) -> None:
-        self.tell(loop, message)
 
     def _run(self) -> None:
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from specengine.core.request import Req
 from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.choose import BucketState, Chooser, Policy, decide
@@ -170,3 +171,19 @@ class AdaptiveSteps:
             loss = took - tokens * usual / estimate.tokens[kept]
             state.budget.pay(loss, usual, one.drafting_seconds)
         state.budget.earn(usual)
+
+
+def tell_depths(ended: Iterable[Req], choosers: Sequence[AdaptiveSteps]) -> None:
+    """What depths requests that have ended were drafted for: once for all that ended under the same
+    choice, since text is costly."""
+    told: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive
+    choices = [(req, req.spec.depth) for req in ended]
+    for req, choice in choices:
+        if choice is None:
+            continue
+        if id(choice) not in told:
+            found = choice
+            for chooser in choosers:
+                found = chooser.resolved(found)
+            told[id(choice)] = found
+        req.spec.depth = told[id(choice)]
