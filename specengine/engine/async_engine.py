@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
 
-from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
@@ -36,7 +35,10 @@ class AsyncEngine(Operations):
         interval: float = 0.0,
     ) -> None:
         """prepares, quiet, interval: see EngineHost."""
-        self._engine = engine
+        self._engine, parts = engine, engine.parts
+        self.tokenizer, self.config = parts.tokenizer, parts.config
+        self.model_name, self.context_length = parts.model_name, parts.context_length
+        self.is_embedding = parts.pooling is not None  # it makes vectors, not text
         self._wake = threading.Event()
         self._host = EngineHost(
             engine, self._wake.set, self._wake.is_set, prepares, quiet, interval
@@ -47,27 +49,6 @@ class AsyncEngine(Operations):
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._engine.parts.tokenizer
-
-    @property
-    def config(self) -> EngineConfig:
-        return self._engine.parts.config
-
-    @property
-    def model_name(self) -> str:
-        return self._engine.parts.model_name
-
-    @property
-    def context_length(self) -> int:
-        return self._engine.parts.context_length
-
-    @property
-    def is_embedding(self) -> bool:
-        """It makes vectors, not text."""
-        return self._engine.parts.pooling is not None
 
     @property
     def is_ready(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -43,7 +42,7 @@ class RoundExecutor:
     when it is first needed. Rounds of no steps are plain decoding.
     """
 
-    unguarded = ("guard",)
+    unguarded = ("guard", "captured")
 
     def __init__(
         self,
@@ -63,6 +62,7 @@ class RoundExecutor:
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
         # Rounds keep their buffers themselves.
         self.cache = GraphCache[RoundKey, None]("round", self.runner.graph_memory, self._guard_of)
+        self.counters, self.captured = self.cache.counters, self.cache.captured
         # Replaced to run rounds without graphs (tests/support/device_rounds.py).
         self.record, self.new_event = self.cache.record_parts, self.runner.platform.new_event
         self.guard: GraphGuard | None = None  # of all graphs
@@ -84,14 +84,6 @@ class RoundExecutor:
     @property
     def table(self) -> Tensor:
         return self.runner.page_table
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.cache.counters
-
-    @property
-    def captured(self) -> Mapping[RoundKey, object]:
-        return self.cache.captured
 
     def capture(self) -> None:
         """Every key of greedy rounds, from large to small; and one of requests that sample."""
