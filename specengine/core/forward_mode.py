@@ -27,9 +27,6 @@ class ForwardMode(Enum):
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
 
-    def is_mixed(self) -> bool:
-        return self is ForwardMode.MIXED
-
     def is_idle(self) -> bool:
         return self is ForwardMode.IDLE
 

@@ -1,7 +1,7 @@
 """Which options do not go together, whatever the model: refused before anything is loaded.
 
 What depends on the model, on the attention backend or on the hardware as well is refused where
-that is known (engine/split_build.py, engine/sharing.py, engine/layer_hooks.py).
+that is known (engine/split_build.py, engine/sharing.py, engine/llm.py).
 """
 
 from __future__ import annotations

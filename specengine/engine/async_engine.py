@@ -6,9 +6,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
-from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
@@ -35,7 +35,10 @@ class AsyncEngine(Operations):
         interval: float = 0.0,
     ) -> None:
         """prepares, quiet, interval: see EngineHost."""
-        self._engine = engine
+        self._engine, parts = engine, engine.parts
+        self.tokenizer, self.config = parts.tokenizer, parts.config
+        self.model_name, self.context_length = parts.model_name, parts.context_length
+        self.is_embedding = parts.pooling is not None  # it makes vectors, not text
         self._wake = threading.Event()
         self._host = EngineHost(
             engine, self._wake.set, self._wake.is_set, prepares, quiet, interval
@@ -46,27 +49,6 @@ class AsyncEngine(Operations):
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._engine.parts.tokenizer
-
-    @property
-    def config(self) -> EngineConfig:
-        return self._engine.parts.config
-
-    @property
-    def model_name(self) -> str:
-        return self._engine.parts.model_name
-
-    @property
-    def context_length(self) -> int:
-        return self._engine.parts.context_length
-
-    @property
-    def is_embedding(self) -> bool:
-        """It makes vectors, not text."""
-        return self._engine.parts.pooling is not None
 
     @property
     def is_ready(self) -> bool:
@@ -136,7 +118,7 @@ class AsyncEngine(Operations):
         with self._lock:
             streams = self._streams.get(loop)
             if streams is None:
-                streams = Streams(self.tokenizer, lambda message: self._post(loop, message))
+                streams = Streams(self.tokenizer, partial(self.tell, loop))
                 self._streams[loop] = streams
                 self.connect(loop, self._sender(loop, streams))
             return streams
@@ -158,9 +140,6 @@ class AsyncEngine(Operations):
             return True
 
         return send
-
-    def _post(self, loop: asyncio.AbstractEventLoop, message: Request) -> None:
-        self.tell(loop, message)
 
     def _run(self) -> None:
         try:

@@ -250,11 +250,6 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -
     return Scheduler(policy, ledger, loaded.model.vocab_size, loaded.device, make_decoder)
 
 
-def _make_grammars(loaded: LoadedModel) -> GrammarCompiler:
-    ends = loaded.source.eos_token_ids
-    return GrammarCompiler(loaded.tokenizer, loaded.model.vocab_size, ends)
-
-
 def _assemble(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -265,6 +260,7 @@ def _assemble(
 ) -> Engine:
     scheduler = _make_scheduler(config, loaded, memory)
     num_rows = memory.rows.req_to_token.shape[0]
+    vocab_size, eos_ids = loaded.model.vocab_size, loaded.source.eos_token_ids
     limit = NodeLimit(scheduler.round_limit)
     drafter = make_drafter(
         DraftContext(config.spec, limit, draft_runners, num_rows, worker.runner.device)
@@ -284,15 +280,15 @@ def _assemble(
             config=config,
             model_name=(*config.model.served_names, loaded.source.name)[0],
             tokenizer=loaded.tokenizer,
-            eos_ids=loaded.source.eos_token_ids,
-            vocab_size=loaded.model.vocab_size,
+            eos_ids=eos_ids,
+            vocab_size=vocab_size,
             context_length=required(config.model.context_length),
             worker=worker,
             scheduler=scheduler,
             drafter=drafter,
             verifier=traced_verifier(config.trace, verifier),
             sample_prefill=partial(sample_prefill, sample=worker.runner.sample),
-            grammars=_make_grammars(loaded),
+            grammars=GrammarCompiler(loaded.tokenizer, vocab_size, eos_ids),
             fixed_depth=fixed_depth(config, drafter, verifier),
             adaptive=make_adaptive(config, drafter, verifier, limit, by_hand, loaded.link),
             pooling=loaded.source.pooling,

@@ -35,6 +35,14 @@ def depths_within(reqs: Sequence[Req], most: int) -> list[int]:
     return [depth_within(req, most) for req in reqs] if most else [0] * len(reqs)
 
 
+def depth_limits(reqs: Sequence[Req], most: int | None) -> list[int | None]:
+    """The most levels of each request, and of all; None is as many as there are."""
+    limits = [req.sampling.speculative.max_depth for req in reqs]
+    if most is None:
+        return limits
+    return [most if limit is None else min(limit, most) for limit in limits]
+
+
 def draft_within_limits(
     drafter: Drafter, batch: ScheduleBatch, most: int | None = None, most_nodes: int | None = None
 ) -> DraftProposal:
@@ -45,9 +53,7 @@ def draft_within_limits(
     The cut depends on the parameters of the requests and on earlier rounds, not on what was
     drafted: it biases no sampled draft.
     """
-    limits = [req.sampling.speculative.max_depth for req in batch.reqs]
-    if most is not None:
-        limits = [most if limit is None else min(limit, most) for limit in limits]
+    limits = depth_limits(batch.reqs, most)
     if all(limit == 0 for limit in limits):
         return EmptyDrafter().draft(batch)
     proposal = cut_to_depth(drafter.draft(batch), limits)

@@ -48,7 +48,8 @@ def max_nodes(spec: SpecConfig) -> int:
 def make_drafter(context: DraftContext) -> Drafter:
     """Raises ConfigError for an unknown algorithm, or one that --speculative-hybrid-suffix cannot
     stand beside."""
-    drafter = _make_algorithm(context)
+    name = context.spec.algorithm
+    drafter = EmptyDrafter() if name is None else drafter_class(name).from_context(context)
     if not context.spec.hybrid_suffix:
         return drafter
     if not drafter.can_be_hybrid:
@@ -58,11 +59,6 @@ def make_drafter(context: DraftContext) -> Drafter:
         )
     min_match = context.spec.hybrid_suffix_min_match
     return HybridDrafter(drafter, SuffixDrafter(context.spec, context.node_limit, min_match))
-
-
-def _make_algorithm(context: DraftContext) -> Drafter:
-    name = context.spec.algorithm
-    return EmptyDrafter() if name is None else drafter_class(name).from_context(context)
 
 
 def check_algorithm(name: str) -> str:
@@ -100,10 +96,8 @@ def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
 
 def verifier_name(spec: SpecConfig, drafter: Drafter) -> str:
     """As --speculative-verify calls it."""
-    return _auto_verifier(drafter) if spec.verify == "auto" else spec.verify
-
-
-def _auto_verifier(drafter: Drafter) -> str:
+    if spec.verify != "auto":
+        return spec.verify
     if not drafter.emits_probs:
         return "match"
     return "sibling" if drafter.proposes_tree else "block"

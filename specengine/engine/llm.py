@@ -12,13 +12,12 @@ from torch import Tensor
 
 from specengine.core.config import SpecConfig
 from specengine.core.config_sources import config_from_flags
-from specengine.core.errors import RequestError
+from specengine.core.errors import ConfigError, RequestError
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.build import build_engine
 from specengine.engine.chat_template import render_chat
-from specengine.engine.layer_hooks import add_layer_hook
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import RequestOutput
 from specengine.runner.layer_hooks import AddedHook, LayerHook
@@ -135,8 +134,15 @@ class LLM:
         """Call `hook` with a LayerOutput, in copies, for each layer whose name ("layers.0" and so
         on) matches `pattern` ("layers.1?"), in every forward of the target. No graphs run
         meanwhile: forwards run eagerly, and rounds on the host. `remove()` of what this returns
-        ends it. Raises ConfigError where no layer matches, and for several ranks."""
-        return add_layer_hook(self.engine, pattern, hook)
+        ends it. Raises ConfigError where no layer matches, for several ranks, and with split
+        prompts, whose forwards would not all call it."""
+        parts = self.engine.parts
+        if parts.link.communicator.size > 1 or parts.sharers is not None:
+            raise ConfigError("layers of several ranks have no hooks: --tp-size 1, --dp-size 1")
+        if self.engine.split is not None:
+            raise ConfigError("split prompts call no hooks of layers: leave out --enable-pdmux")
+        self.engine.finish_rounds()
+        return parts.worker.runner.hooks.add(pattern, hook)
 
     def sleep(self, level: int = 1) -> int:
         """Give the memory of weights and KV back to the machine, of an engine with

@@ -14,7 +14,7 @@ from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import AdaptiveSteps, tell_depths
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.intake import check_intake, start_grammar, within_context
 from specengine.engine.lost_state import requests_start_anew
@@ -31,7 +31,6 @@ from specengine.engine.sharing import meet_for, shared_step
 from specengine.engine.sleep import Sleeper
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
-from specengine.engine.told_depths import tell_depths
 from specengine.runner.fallbacks import NoGraphs, count_fallback
 
 

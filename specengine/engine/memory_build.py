@@ -54,8 +54,8 @@ def allocate(
 ) -> Memory:
     plan = _plan_memory(config, loaded, draft, backends)
     # The first page belongs to no request: padding rows of graphs write there.
-    least = plan.least_of(loaded.ranks)
-    num_slots = least.num_tokens + config.memory.page_size
+    num_tokens, graph_budget = plan.least_of(loaded.ranks)
+    num_slots = num_tokens + config.memory.page_size
     rows = required(config.schedule.max_running_requests)
     with in_region(loaded.region):
         kv = MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device)
@@ -67,7 +67,7 @@ def allocate(
         draft_kv=draft_kv,
         states=states,
         num_slots=num_slots,
-        graph_budget=least.graph_budget,
+        graph_budget=graph_budget,
     )
 
 

@@ -62,15 +62,10 @@ class Choice:
             req.arrival_time, req.first_token_time, req.finish_time, req.admitted_time
         )
 
-    def take_tokens(self) -> list[int]:
-        """Those since the last call."""
-        output_ids, start = self.req.output_ids, self.num_sent
-        self.num_sent = len(output_ids)
-        return output_ids[start:]
-
     def take_output(self) -> RequestOutput:
+        """What came since the last call."""
         req, start = self.req, self.num_sent
-        new = self.take_tokens()
+        new, self.num_sent = req.output_ids[start:], len(req.output_ids)
         delta = self.detokenizer.add(new, req.finish_reason)
         return RequestOutput(
             rid=self.rid,

@@ -42,7 +42,7 @@ def _depths(
     host, and of drafts that it makes, is learned from the rounds. Of several ranks the first alone
     has a file, and chooses; but rounds that are measured are rounds of all."""
     steps, by_hand = rounds.steps, None if costs is None else costs.by_hand
-    (has_table,) = link.decide(lambda: (int(costs is not None and costs.has_table),))
+    (has_table,) = link.decide(lambda: (int(costs is not None and costs.table is not None),))
     if rounds.host_drafts:
         model_steps = rounds.source.model_steps if is_model else None
         if not has_table:

@@ -13,6 +13,7 @@ from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.tree import Tree
+from specengine.engine.draft_depth import depth_limits
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.plan_stream import EagerAhead, GraphAhead, PlanStream
 
@@ -77,9 +78,7 @@ class PlanAhead:
         if any(req.grammar is not None for req in batch.reqs):
             return None
         counts = self.drafter.predict_shape(batch)
-        limits = [req.sampling.speculative.max_depth for req in batch.reqs]
-        if most_levels is not None:
-            limits = [most_levels if one is None else min(one, most_levels) for one in limits]
+        limits = depth_limits(batch.reqs, most_levels)
         if counts is None or all(limit is None for limit in limits):
             return counts
         if self.drafter.proposes_tree:

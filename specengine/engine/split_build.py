@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import nn
@@ -83,7 +82,7 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         streams, no_shares = _streams(runner.device, split.pdmux_sm_shares)
     if on_gpu:
         backend = make_attention_backends(config.model, runner.device).target
-    engine.split = SplitPrefills(
+    made = engine.split = SplitPrefills(
         runner,
         engine.scheduler,
         SplitPrompts(least, alone=runner.pools.states is not None),
@@ -96,7 +95,7 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         engine.parts.link,
     )
     if on_gpu and engine.parts.adaptive is not None:
-        engine.parts.adaptive.is_disturbed = partial(_is_busy, engine.split)
+        engine.parts.adaptive.is_disturbed = lambda: made.is_busy
 
 
 def use_lanes(split: SplitPrefills | None, rounds: RoundExecutor) -> None:
@@ -111,7 +110,7 @@ def join_pipeline(split: SplitPrefills | None, pipeline: RoundPipeline) -> None:
     of greedy requests; others follow in the background."""
     if split is None:
         return
-    pipeline.is_disturbed = partial(_is_busy, split)
+    pipeline.is_disturbed = lambda: split.is_busy
     if not split.streams.shares:
         return
     try:
@@ -128,10 +127,6 @@ def _capture_beside(rounds: RoundExecutor) -> None:
             for one in rounds.lanes.keys_of(key):
                 if rounds.cache.has_memory_for(one):
                     rounds.graph(one, logging.DEBUG)
-
-
-def _is_busy(split: SplitPrefills) -> bool:
-    return split.is_busy
 
 
 def _streams(

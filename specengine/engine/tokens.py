@@ -64,8 +64,8 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     return Vocabulary(tokenizer.backend_tokenizer)
 
 
-class _Kept(dict[int, bytes]):
-    """What was found, by token id: the rest is looked for when asked, and kept below `count`."""
+class Pieces(dict[int, bytes]):
+    """Bytes by token id: what is not there is found when asked for, and kept below `count`."""
 
     def __init__(self, count: int, find: Callable[[int], bytes]) -> None:
         self._count, self._find = count, find
@@ -76,17 +76,10 @@ class _Kept(dict[int, bytes]):
             self[token] = piece
         return piece
 
-
-class Pieces:
-    """Bytes by token id, kept for the first `count` ids once they were found."""
-
-    def __init__(self, count: int, find: Callable[[int], bytes]) -> None:
-        self.of = _Kept(count, find).__getitem__
-
     def joined(self, tokens: Sequence[int]) -> bytes:
         """The bytes of a whole answer, without a Python call for a token that was asked for
         before."""
-        return b"".join(map(self.of, tokens))
+        return b"".join(map(self.__getitem__, tokens))
 
 
 class Vocabulary:
@@ -102,28 +95,24 @@ class Vocabulary:
         self._is_sentencepiece = "Metaspace" in decoder or "ByteFallback" in decoder
         self._count = count = 1 + max([tokenizer.get_vocab_size(), *added])
         self.pieces = Pieces(count, self._find)
-        self.shown = Pieces(count, self._find_shown)  # the same, of special tokens nothing
-        self._shown_with = {frozenset[int](): self.shown}  # by the special tokens that are visible
+        self._shown_with: dict[frozenset[int], Pieces] = {}  # by special tokens that are visible
 
     def shown_with(self, visible: frozenset[int]) -> Pieces:
-        """`shown`, and of special tokens those in `visible`."""
+        """`pieces`, but nothing for special tokens that are not in `visible`."""
         if visible not in self._shown_with:
-            hidden, of = self.special_ids - visible, self.pieces.of
+            hidden = self.special_ids - visible
             self._shown_with[visible] = Pieces(
-                self._count, lambda token: b"" if token in hidden else of(token)
+                self._count, lambda token: b"" if token in hidden else self.pieces[token]
             )
         return self._shown_with[visible]
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for ids without a piece (padding of the embedding table)."""
-        return self.pieces.of(token)
+        return self.pieces[token]
 
     def text_of(self, token: int) -> str:
         """U+FFFD stands where the token has no whole character."""
         return self.bytes_of(token).decode("utf-8", "replace")
-
-    def _find_shown(self, token: int) -> bytes:
-        return b"" if token in self.special_ids else self.pieces.of(token)
 
     def _find(self, token: int) -> bytes:
         piece: str | None = self._tokenizer.id_to_token(token)

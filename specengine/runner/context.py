@@ -21,6 +21,7 @@ class ForwardContext(Protocol):
     attn_backend: AttentionBackend
     graph_memory: GraphMemory
     compile_max_bs: int  # largest batch size that is captured through torch.compile
+    first_keys: Tensor | None  # of its row batches, of a drafter that can pause
 
     @property
     def page_table(self) -> Tensor:

@@ -42,7 +42,7 @@ from specengine.runner.layer_hooks import LayerHooks
 from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.memory.kept_state import make_states
 from specengine.runner.piecewise.forwards import PiecewiseForwards
-from specengine.runner.row_batches import RowBatches, keep_states
+from specengine.runner.row_batches import RowBatches
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,6 @@ class ModelRunner:
     ) -> ForwardBatch:
         """See RowBatches.make."""
         return self._row_batches.make(rows, tokens_BW, offset, tree)
-
-    def keep_states(
-        self, batch: ForwardBatch, accepted_B: Tensor, nodes_BW: Tensor | None = None
-    ) -> None:
-        """See row_batches.keep_states."""
-        keep_states(batch, accepted_B, nodes_BW)
 
     @torch.inference_mode()
     def forward(

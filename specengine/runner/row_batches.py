@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -15,16 +13,10 @@ from specengine.kernels.kv.row_places import row_places
 from specengine.runner.context import ForwardContext
 
 
-class RowContext(ForwardContext, Protocol):
-    """ModelRunner, as its row batches see it."""
-
-    first_keys: Tensor | None  # of a drafter that can pause
-
-
 class RowBatches:
     """What a runner makes of rows of the page table, in captures and beside them."""
 
-    def __init__(self, runner: RowContext) -> None:
+    def __init__(self, runner: ForwardContext) -> None:
         self._runner = runner
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 

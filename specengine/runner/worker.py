@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specengine.core.batch import ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
-from specengine.runner.model_runner import MemoryPools, ModelRunner
+from specengine.runner.model_runner import ModelRunner
 
 
 class TpModelWorker:
@@ -16,7 +16,3 @@ class TpModelWorker:
     def forward_batch_generation(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run the model on a batch. Logits are float32 [R, V], for the batch's logits_rows."""
         return self.runner.forward(batch)
-
-    def get_memory_pool(self) -> MemoryPools:
-        """The page table and KV pool, which draft workers share."""
-        return self.runner.pools

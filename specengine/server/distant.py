@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.outputs import EngineStats, RequestOutput
@@ -27,7 +26,9 @@ class DistantEngine(Operations):
 
     def __init__(self, info: EngineInfo, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self._info = info
+        self._info, self.config = info, info.config
+        self.model_name, self.context_length = info.model_name, info.context_length
+        self.is_embedding = info.is_embedding
         self._end: str | None = None  # why it has ended
         self._stats = EngineStats()
         self._streams = Streams(tokenizer, self._post)
@@ -39,22 +40,6 @@ class DistantEngine(Operations):
     @abstractmethod
     def _disconnect(self) -> None:
         """Nothing comes or goes any more."""
-
-    @property
-    def config(self) -> EngineConfig:
-        return self._info.config
-
-    @property
-    def model_name(self) -> str:
-        return self._info.model_name
-
-    @property
-    def context_length(self) -> int:
-        return self._info.context_length
-
-    @property
-    def is_embedding(self) -> bool:
-        return self._info.is_embedding
 
     @property
     def is_ready(self) -> bool:

@@ -169,6 +169,6 @@ def test_drafters_with_a_model_are_workers_on_the_targets_pages(name: str, world
         assert not isinstance(drafter, TpModelWorker)
         return
     assert isinstance(drafter, TpModelWorker)
-    ours, theirs = drafter.get_memory_pool(), engine.parts.worker.get_memory_pool()
+    ours, theirs = drafter.runner.pools, engine.parts.worker.runner.pools
     assert ours.req_to_token_pool is theirs.req_to_token_pool
     assert ours.token_to_kv_pool is not theirs.token_to_kv_pool

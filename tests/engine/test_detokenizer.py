@@ -197,7 +197,7 @@ def test_pieces_of_whole_answers() -> None:
 
     pieces = Pieces(4, find)
     assert pieces.joined([]) == b""
-    assert [pieces.joined([1, 3, 1]), pieces.joined([3]), pieces.of(1)] == [b"1,3,1,", b"3,", b"1,"]
+    assert [pieces.joined([1, 3, 1]), pieces.joined([3]), pieces[1]] == [b"1,3,1,", b"3,", b"1,"]
     assert asked == [1, 3]
     assert [pieces.joined([4, 1, 9]), pieces.joined([4, 2])] == [b"4,1,", b"4,2,"]
     assert asked == [1, 3, 4, 9, 4, 2]

@@ -160,7 +160,6 @@ def test_a_plan_is_reused_where_it_fits_and_refused_where_not(runner: ModelRunne
     other.attn_plan = batch.attn_plan
     with pytest.raises(PlanMismatchError, match="does not fit"):
         runner.forward(other, skip_attn_backend_init=True)
-    assert worker.get_memory_pool() is runner.pools
 
 
 def test_captured_features_are_layer_outputs(

@@ -27,8 +27,8 @@ def make_adaptive(
     drafter: Drafter,
     verifier: TreeVerifier,
     limit: NodeLimit,
-    costs: Costs | None = None,
-    link: Link | None = None,
+    costs: Costs | None,
+    link: Link | None,
 ) -> AdaptiveRound | None:
     """None where depth is fixed. costs: None to learn them from the rounds. link: to ranks."""
     why = why_fixed(config, verifier)

@@ -10,6 +10,14 @@ from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.costs import PLAIN, Costs
 from specengine.engine.adaptive.estimate import Estimate
 
+MIN_ROUNDS = 16  # between changes, and before rounds are learned from several at a time
+_MARGIN = 0.03  # relative gain for which the shape is changed
+_SURE = 1.25  # gain below which plain decoding is probed before anything else
+_PROBE_EVERY = 2  # rounds, at least 2: one may be launched before the last is collected
+_DEEP_TRIES = 2  # rounds at the start, where costs are learned
+# Plain rounds at the start, and in each probe of plain decoding where costs are learned. They run
+# in a row, since only a plain round after a plain one costs what plain decoding costs.
+_PLAIN_TRIES = 4
 PROBE_SHARE = 0.005  # of all time that probes may lose
 _MOST_SAVED = 2.0  # rounds
 _MOST_DEBT = 16.0  # rounds; earned back in 3,200
@@ -29,18 +37,6 @@ def decide(shape: DraftShape, estimate: Estimate) -> DepthChoice:
         f"{estimate.gain(shown):.2f}x of none; acceptance {chances}"
     )
     return DepthChoice(shape.num_steps, reason, gain, shape.num_nodes)
-
-
-@dataclass(frozen=True)
-class Policy:
-    margin: float = 0.03  # relative gain for which the shape is changed
-    min_rounds: int = 16  # between changes, and before rounds are learned from several at a time
-    sure: float = 1.25  # gain below which plain decoding is probed before anything else
-    probe_every: int = 2  # rounds, at least 2: one may be launched before the last is collected
-    deep_tries: int = 2  # rounds at the start, where costs are learned
-    # Plain rounds at the start, and in each probe of plain decoding where costs are learned. They
-    # run in a row, since only a plain round after a plain one costs what plain decoding costs.
-    plain_tries: int = 4
 
 
 class ProbeBudget:
@@ -101,13 +97,12 @@ class Chooser:
     """Keeps the kept shape until another is better by a margin, or plain decoding is better at
     all, and probes neighbouring shapes for a round each as the budget allows."""
 
-    def __init__(self, steps: Sequence[int], costs: Costs, policy: Policy) -> None:
+    def __init__(self, steps: Sequence[int], costs: Costs) -> None:
         """steps: depths to choose from, ascending, 0 first."""
         self.steps = steps
         self.costs = costs
-        self.policy = policy
         self._deepest = DraftShape(steps[-1])
-        self._tries = (self._deepest, policy.deep_tries), (PLAIN, policy.plain_tries)
+        self._tries = (self._deepest, _DEEP_TRIES), (PLAIN, _PLAIN_TRIES)
 
     def first_try(self, state: BucketState, batch_size: int) -> DepthChoice | None:
         """A round that measures a cost, where costs are to be learned and are not known yet."""
@@ -135,20 +130,20 @@ class Chooser:
         best = estimate.best
         wants = self._is_worth_it(kept, best, estimate)
         if wants and self.costs.is_reliable(batch_size, best):
-            if state.round - state.changed < self.policy.min_rounds:
+            if state.round - state.changed < MIN_ROUNDS:
                 return decision
             state.plain_left = 0
             return self._change(state, best, estimate)
         targets = [best] if wants else self._probe_targets(kept, estimate)
         if not targets:
             state.final = estimate
-        if not targets or state.round - state.probed < self.policy.probe_every:
+        if not targets or state.round - state.probed < _PROBE_EVERY:
             return decision
         target = self._next_probe(state, targets, estimate)
         if not self._may_probe(state, target, estimate, wants):
             return decision
         if target == PLAIN and not self.costs.is_fixed:
-            state.plain_left = self.policy.plain_tries - 1
+            state.plain_left = _PLAIN_TRIES - 1
         return self._probe(state, target, estimate)
 
     def _change(self, state: BucketState, shape: DraftShape, estimate: Estimate) -> DepthChoice:
@@ -164,7 +159,7 @@ class Chooser:
     def _is_worth_it(self, kept: DraftShape, best: DraftShape, estimate: Estimate) -> bool:
         if best == kept:
             return False
-        least = (1 + self.policy.margin) * estimate.rates[kept]
+        least = (1 + _MARGIN) * estimate.rates[kept]
         return estimate.rates[best] > least or estimate.gain(kept) < 1
 
     def _next_probe(
@@ -172,7 +167,7 @@ class Chooser:
     ) -> DraftShape:
         """The target that has not run for the longest time; plain decoding every other time where
         the gain over it is small."""
-        is_unsure = estimate.gain(state.kept_shape) < self.policy.sure
+        is_unsure = estimate.gain(state.kept_shape) < _SURE
         if is_unsure and PLAIN in targets and state.last_probe != PLAIN:
             return PLAIN
         return min(targets, key=lambda shape: state.last_run.get(shape, 0))

@@ -88,7 +88,7 @@ class CostFile:
     def __init__(self, path: Path, table: StepCosts | None) -> None:
         """table: None while there is no file."""
         self.path = path
-        self._table = table
+        self.table = table
         self.facts: Facts = {}  # of this engine, as far as they are known
 
     @classmethod
@@ -115,20 +115,16 @@ class CostFile:
     @property
     def by_hand(self) -> StepCosts | None:
         """A table that was written by hand."""
-        is_ours = self._table is not None and _FACTS in self._table.notes
-        return None if is_ours else self._table
-
-    @property
-    def has_table(self) -> bool:
-        return self._table is not None
+        is_ours = self.table is not None and _FACTS in self.table.notes
+        return None if is_ours else self.table
 
     def add_facts(self, more: Facts) -> None:
         """more: facts beside `facts`, the last ones. Raises ConfigError for a table that was
         measured for something else."""
         self.facts = json.loads(json.dumps({**self.facts, **more}))
-        if self._table is None or self.by_hand is not None:
+        if self.table is None or self.by_hand is not None:
             return
-        then = self._table.notes[_FACTS]
+        then = self.table.notes[_FACTS]
         assert isinstance(then, dict)
         if then != self.facts:
             raise ConfigError(
@@ -139,11 +135,11 @@ class CostFile:
 
     def read_or(self, measure: Callable[[], StepCosts]) -> StepCosts:
         """The table of the file; without one, a table that is measured now and kept."""
-        if self._table is not None:
-            saved = self._table.notes.get(_MEASURED_IN)
+        if self.table is not None:
+            saved = self.table.notes.get(_MEASURED_IN)
             what = "" if saved is None else f", which saves {saved} s of measuring"
             logger.info("round costs: read from %s%s", self.path, what)
-            return self._table
+            return self.table
         start = perf_counter()
         table = measure()
         took = round(perf_counter() - start, 1)
@@ -153,8 +149,8 @@ class CostFile:
 
     def start(self, costs: Costs) -> None:
         """Learned costs start from the table of the file, if there is one."""
-        if isinstance(costs, RunningCosts) and self._table is not None:
-            costs.start_from(self._table)
+        if isinstance(costs, RunningCosts) and self.table is not None:
+            costs.start_from(self.table)
             logger.info("round costs: what was learned before, from %s", self.path)
 
     def keep_learned(self, costs: RunningCosts) -> None:

@@ -60,15 +60,14 @@ class StepCosts:
         self,
         seconds: Mapping[int, Curve],
         smaller_trees: Mapping[int, Mapping[int, Curve]] = _NONE,
-        notes: Mapping[str, object] | None = None,
         context_cost: ContextCost | None = None,
     ) -> None:
         """seconds: by batch size and num_steps; 0 and at least one more in each curve.
-        smaller_trees: the same by num_nodes first; 0 may be missing. notes: other keys of its file.
-        context_cost: None where the cost does not depend on the context.
+        smaller_trees: the same by num_nodes first; 0 may be missing. context_cost: None where
+        the cost does not depend on the context.
 
         Raises ValueError for a table that gives no answer."""
-        self.notes = dict(notes or {})
+        self.notes: dict[str, object] = {}  # other keys of its file
         self.context_cost = context_cost
         self.context_length = 0.0  # tokens of each request, the mean
         self.seconds = ascending(seconds)

@@ -24,7 +24,7 @@ class AdaptiveRound:
     """
 
     def __init__(
-        self, chooser: AdaptiveSteps, limit: NodeLimit, is_chain: bool, link: Link | None = None
+        self, chooser: AdaptiveSteps, limit: NodeLimit, is_chain: bool, link: Link | None
     ) -> None:
         self.chooser = chooser
         self.limit = limit

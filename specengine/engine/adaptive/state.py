@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from specengine.core.request import Req
 from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
-from specengine.engine.adaptive.choose import BucketState, Chooser, Policy, decide
+from specengine.engine.adaptive.choose import MIN_ROUNDS, BucketState, Chooser, decide
 from specengine.engine.adaptive.costs import PLAIN, Costs, RunningCosts, StepCosts, bucket
 from specengine.engine.adaptive.estimate import Estimate, Estimator, HostSeconds, all_shapes
 
@@ -30,7 +31,6 @@ class AdaptiveSteps:
         self,
         steps: Sequence[int],
         costs: Costs | None = None,
-        policy: Policy | None = None,
         sizes: Mapping[int, Sequence[int]] | None = None,
         host: HostSeconds | None = None,
         model_steps: int | None = None,
@@ -45,13 +45,12 @@ class AdaptiveSteps:
         self.shapes = all_shapes(self.steps, self.sizes)
         self.costs = RunningCosts() if costs is None else costs
         self.host = host
-        self.policy = policy or Policy()
         known = sorted({one.num_nodes for one in self.shapes if one.num_nodes is not None})
         self.acceptance: Acceptance | HybridAcceptance = Acceptance(self.steps[-1], known)
         if model_steps is not None:
             self.acceptance = HybridAcceptance(self.steps[-1], model_steps, known, pads)
         self.estimator = Estimator(self.shapes, self.costs, self.acceptance, host, pads)
-        self._chooser = Chooser(self.steps, self.costs, self.policy)
+        self._chooser = Chooser(self.steps, self.costs)
         self._buckets: dict[int, BucketState] = {}  # by batch size; a bucket's sizes share one
         self._batch_size = 0  # of the last choice
         self._last: DepthChoice | None = None
@@ -147,7 +146,7 @@ class AdaptiveSteps:
             return False
         if kept.num_nodes != observation.num_nodes:
             return False
-        is_new = state.round - state.changed < self.policy.min_rounds
+        is_new = state.round - state.changed < MIN_ROUNDS
         return not observation.num_steps or not (is_new or self.acceptance.is_hybrid)
 
     def _learn_cost(self, costs: RunningCosts, one: RoundObservation) -> None:
@@ -170,3 +169,19 @@ class AdaptiveSteps:
             loss = took - tokens * usual / estimate.tokens[kept]
             state.budget.pay(loss, usual, one.drafting_seconds)
         state.budget.earn(usual)
+
+
+def tell_depths(ended: Iterable[Req], choosers: Sequence[AdaptiveSteps]) -> None:
+    """What depths requests that have ended were drafted for: once for all that ended under the same
+    choice, since text is costly."""
+    told: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive
+    choices = [(req, req.spec.depth) for req in ended]
+    for req, choice in choices:
+        if choice is None:
+            continue
+        if id(choice) not in told:
+            found = choice
+            for chooser in choosers:
+                found = chooser.resolved(found)
+            told[id(choice)] = found
+        req.spec.depth = told[id(choice)]

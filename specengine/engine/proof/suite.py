@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
@@ -71,14 +72,15 @@ def sections(config: EngineConfig, subjects: list[Subject], plan: Plan) -> Itera
     asked = config.spec.verify
     if asked != "auto" and make_registered(asked, config.spec).is_lossy:
         raise ConfigError(f"--speculative-verify {asked} is lossy: there is nothing to prove")
-    yield Section("rules", lambda: rules.rule_checks(plan.rules))
+    yield Section("rules", partial(rules.rule_checks, plan.rules))
     proof = EngineProof(config, plan.engine)
     for subject in subjects:
         for state in plan.states:
-            yield _section(proof, subject, state)
-        yield _drafts_section(proof, subject)
+            yield Section(f"{subject.name}; {state}", partial(proof.in_state, subject, state))
+        yield Section(f"{subject.name}; drafts", partial(proof.of_drafts, subject))
         if plan.settings:
-            yield _settings_section(proof, subject, plan.settings)
+            run = partial(proof.with_settings, subject, plan.settings)
+            yield Section(f"{subject.name}; settings", run)
     for mutant in (*of_rules(), *of_drafts()):
         yield _mutant_section(proof, mutant, plan.mutant_states)
     for mutant in AROUND_RULES:
@@ -95,18 +97,6 @@ def together(checks: Iterable[Check]) -> Iterator[Check]:
     for verifier, p_values in found.items():
         note = f"{len(p_values)} histograms"
         yield Check("χ² of all histograms", verifier, combined_p(p_values), ">=", MIN_P, note)
-
-
-def _section(proof: EngineProof, subject: Subject, state: State) -> Section:
-    return Section(f"{subject.name}; {state}", lambda: proof.in_state(subject, state))
-
-
-def _drafts_section(proof: EngineProof, subject: Subject) -> Section:
-    return Section(f"{subject.name}; drafts", lambda: proof.of_drafts(subject))
-
-
-def _settings_section(proof: EngineProof, subject: Subject, settings: tuple[str, ...]) -> Section:
-    return Section(f"{subject.name}; settings", lambda: proof.with_settings(subject, settings))
 
 
 def _mutant_section(proof: EngineProof, mutant: EngineMutant, states: tuple[State, ...]) -> Section:

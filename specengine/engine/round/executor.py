@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -19,7 +18,7 @@ from specengine.core.transfer import sent
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
-from specengine.engine.round.key import Agreement, InFlightRound, NoAgreement, RoundKey, RoundPlan
+from specengine.engine.round.key import Agreement, InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.lanes import RoundLanes
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
@@ -43,7 +42,7 @@ class RoundExecutor:
     when it is first needed. Rounds of no steps are plain decoding.
     """
 
-    unguarded = ("guard",)
+    unguarded = ("guard", "captured")
 
     def __init__(
         self,
@@ -63,10 +62,11 @@ class RoundExecutor:
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
         # Rounds keep their buffers themselves.
         self.cache = GraphCache[RoundKey, None]("round", self.runner.graph_memory, self._guard_of)
+        self.counters, self.captured = self.cache.counters, self.cache.captured
         # Replaced to run rounds without graphs (tests/support/device_rounds.py).
         self.record, self.new_event = self.cache.record_parts, self.runner.platform.new_event
         self.guard: GraphGuard | None = None  # of all graphs
-        self.agreement: Agreement = NoAgreement()  # of ranks that share experts (shared.py)
+        self.agreement: Agreement | None = None  # of ranks that share experts (shared.py)
         self.state, self.sampling = round.commit.state, round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
         self.ints = SharedInts(self.runner.model.vocab_size)
@@ -84,14 +84,6 @@ class RoundExecutor:
     @property
     def table(self) -> Tensor:
         return self.runner.page_table
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self.cache.counters
-
-    @property
-    def captured(self) -> Mapping[RoundKey, object]:
-        return self.cache.captured
 
     def capture(self) -> None:
         """Every key of greedy rounds, from large to small; and one of requests that sample."""
@@ -192,9 +184,10 @@ class RoundExecutor:
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
         key = self.lanes.key_of(self._key(reqs, plan), self.captured)
-        agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
-        assert agreed is not None, "nothing is in flight"
-        key, plan = agreed
+        if self.agreement is not None:
+            agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
+            assert agreed is not None, "nothing is in flight"
+            key, plan = agreed
         if not self.host_view.is_known(reqs) or key.sampling.edits:
             self.sampling.write(reqs, self.host_view.write(reqs), key.sampling)
         in_flight = self._launch(reqs, plan, key)
@@ -205,14 +198,15 @@ class RoundExecutor:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
         count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
-        may_draft = drafts or self.agreement.deepens
+        may_draft = drafts or self.agreement is not None
         if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
         key = self.lanes.key_of(self._key(reqs, plan), self.captured)
-        agreed = self.agreement.agree(key, reqs, plan, in_flight=True)
-        if agreed is None:
-            return None
-        key, plan = agreed
+        if self.agreement is not None:
+            agreed = self.agreement.agree(key, reqs, plan, in_flight=True)
+            if agreed is None:
+                return None
+            key, plan = agreed
         fits = self.padding or key.batch_size == len(reqs)
         return self._launch(reqs, plan, key) if fits and key in self.captured else None
 

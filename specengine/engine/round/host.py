@@ -71,7 +71,7 @@ class HostRound:
             output = self.worker.forward_batch_generation(verify_batch)
         result = self.verifier.accept(output, drafted.masked(batch), proposal)
         result.path_ranks = path_ranks(proposal, result)
-        pools = self.worker.get_memory_pool()
+        pools = self.worker.runner.pools
         if pools.states is not None and verify_batch.forward_mode.is_target_verify():
             keep_states(verify_batch, result, pools.states)
         if result.kv_keep is not None:

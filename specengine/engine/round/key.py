@@ -38,10 +38,7 @@ class RoundPlan(NamedTuple):
 
 
 class Agreement(Protocol):
-    """With ranks whose rounds must be of one shape (shared.py). deepens: whether a round may become
-    deeper than its plan."""
-
-    deepens: bool
+    """With ranks whose rounds must be of one shape (shared.py): at least as deep as the plan."""
 
     def agree(
         self, key: RoundKey, reqs: list[Req], plan: RoundPlan, in_flight: bool
@@ -49,17 +46,6 @@ class Agreement(Protocol):
         """What to launch in place of these. in_flight: whether this rank has a round that it has
         not collected; only then it may be None, and that round is to be collected first."""
         ...
-
-
-class NoAgreement:
-    """Of an engine that shares nothing."""
-
-    deepens = False
-
-    def agree(
-        self, key: RoundKey, reqs: list[Req], plan: RoundPlan, in_flight: bool
-    ) -> tuple[RoundKey, RoundPlan] | None:
-        return key, plan
 
 
 # Of requests with a grammar, by index into the batch: the depths of the drafts that it leaves.

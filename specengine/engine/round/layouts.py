@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -58,49 +58,49 @@ class Room:
     limits_B: Tensor  # levels that requests allow
 
 
-class Layout(Protocol):
+class Layout(ABC):
     """`host_trees` and `send_kept` run on the host, between the graphs of a round. All others run
     inside captures: they may not wait for the device, nor branch on values that lie there."""
 
+    @abstractmethod
     def verify_batch(self, runner: ModelRunner, drafts: Drafts) -> ForwardBatch: ...
 
+    @abstractmethod
     def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, steps: int) -> AcceptedPaths:
         """Accept the drafts that the target chose too, and move the requests on."""
-        ...
 
+    @abstractmethod
     def commit(self, commit: Commit, drafts: Drafts, found: Accepted, steps: int) -> AcceptedPaths:
         """Move the requests on by what a rule decided."""
-        ...
 
+    @abstractmethod
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes: ...
 
     def constrained(self, drafts: Drafts) -> Drafts:
-        """The drafts that grammars leave, as `send_kept` told of them."""
-        ...
+        """The drafts that grammars leave, as `send_kept` told of them; all, where `nodes` leaves
+        out what grammars forbid."""
+        return drafts
 
     def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
-        """Move the KV of the accepted path to where a chain would have written it."""
-        ...
+        """Move the KV of the accepted path to where a chain would have written it, where
+        it is not there."""
+        return
 
-    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: AcceptedPaths) -> None:
-        """Move recurrent state on to the end of the accepted path. batch: the verification."""
-        ...
-
+    @abstractmethod
     def host_copy(self, drafts: Drafts) -> Tensor:
         """int64, what the host must know of the drafts to make token masks."""
-        ...
 
+    @abstractmethod
     def host_trees(self, copy: Tensor, reqs: list[Req], num_steps: int) -> list[HostTree]:
         """The drafts. copy: `host_copy`, on the host."""
-        ...
 
+    @abstractmethod
     def send_kept(self, reqs: list[Req], trees: list[HostTree], kept_BN: Flags) -> KeptDepths:
         """To the device, which nodes a stochastic rule may see under grammars. kept_BN: of these
         trees."""
-        ...
 
 
-class Chain:
+class Chain(Layout):
     """Each node is the child of the one before. Verification needs no mask, and no KV moves."""
 
     def __init__(self, steps: list[int], batch_size: int, device: torch.device) -> None:
@@ -159,16 +159,6 @@ class Chain:
             levels_B = levels_B.minimum(self.num_allowed[: len(levels_B)])
         return levels_B
 
-    def constrained(self, drafts: Drafts) -> Drafts:
-        """`nodes` leaves out what grammars forbid."""
-        return drafts
-
-    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
-        """It is in place."""
-
-    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: AcceptedPaths) -> None:
-        runner.keep_states(batch, path.accepted_B)
-
     def host_copy(self, drafts: Drafts) -> Tensor:
         return drafts.tokens_BK
 
@@ -186,7 +176,7 @@ class Chain:
         counts_B[: len(counts)].copy_(moved, non_blocking=True)
 
 
-class Branching:
+class Branching(Layout):
     """A tree of nodes a request. Verification sees them through a mask, and the KV of the accepted
     path moves to where a chain would have written it.
 
@@ -253,9 +243,6 @@ class Branching:
         table = runner.pools.req_to_token_pool.req_to_token
         given = rows.rows_B, rows.lens_B, path.nodes_BW, path.accepted_B
         runner.pools.token_to_kv_pool.keep_paths(KVPaths(table, *given))
-
-    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: AcceptedPaths) -> None:
-        runner.keep_states(batch, path.accepted_B, path.nodes_BW)
 
     def host_copy(self, drafts: Drafts) -> Tensor:
         assert drafts.tree is not None

@@ -36,6 +36,7 @@ from specengine.kernels.tree.types import TreeLimits
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
 from specengine.runner.model_runner import ModelRunner
+from specengine.runner.row_batches import keep_states
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Round:
             self.logprobs.take(raw_TV, tokens_T)
         self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.sampling)
         layout.keep_kv(self.runner, rows, path)
-        layout.keep_states(self.runner, output.batch, path)
+        keep_states(output.batch, path.accepted_B, path.nodes_BW)
         if not key.paused:
             observed = RowsOutput(tokens_T, hidden_TH, features_TF)
             self.source.observe(key, rows, observed, path.tokens_BW, path.accepted_B)

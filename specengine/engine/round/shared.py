@@ -17,8 +17,6 @@ class AgreedRounds:
     that ranks replay graphs of different features side by side. A graph that one rank lacks is
     captured by all: then all have the same."""
 
-    deepens = True
-
     def __init__(self, sharers: ExpertSharers, executor: RoundExecutor) -> None:
         self.sharers = sharers
         self.executor = executor

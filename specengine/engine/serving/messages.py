@@ -101,7 +101,9 @@ class Refused(Struct, tag="refused"):
         return cls(stream, kind_of(error), str(error), getattr(error, "param", None))
 
     def error(self) -> SpecEngineError:
-        return error_of(self.kind, self.message, self.param)
+        if self.kind == RequestError.__name__:
+            return RequestError(self.message, self.param)
+        return ERRORS[self.kind](self.message)
 
 
 class Answer(Struct, tag="answer"):
@@ -114,18 +116,10 @@ class Answer(Struct, tag="answer"):
 
 Reply = Gained | Refused | Answer
 
-ERRORS: dict[str, type[SpecEngineError]] = {
-    one.__name__: one
-    for one in (
-        *(SpecEngineError, RequestError, QueueFullError, EngineStoppedError, EngineAsleepError),
-    )
-}
+_ERRORS = (SpecEngineError, RequestError, QueueFullError, EngineStoppedError, EngineAsleepError)
+ERRORS: dict[str, type[SpecEngineError]] = {one.__name__: one for one in _ERRORS}
 
 
 def kind_of(error: SpecEngineError) -> str:
     """The name of its class, or of the nearest one in ERRORS."""
     return next(one.__name__ for one in type(error).__mro__ if one.__name__ in ERRORS)
-
-
-def error_of(kind: str, message: str, param: str | None = None) -> SpecEngineError:
-    return RequestError(message, param) if kind == "RequestError" else ERRORS[kind](message)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
-from specengine.core.request import FinishReason, TokenLogprob
+from specengine.core.request import TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.detokenizer import Detokenizer
@@ -21,7 +21,9 @@ from specengine.engine.serving.messages import (
     Abort,
     Answer,
     Ask,
+    Beginning,
     Detail,
+    Ending,
     Gained,
     Generate,
     Refused,
@@ -30,7 +32,7 @@ from specengine.engine.serving.messages import (
 )
 
 Post = Callable[[Request], None]
-NOT_TOLD = RequestTimes(0.0)
+NOT_BEGUN = Beginning(0, RequestTimes(0.0), [])
 
 
 @dataclass(eq=False, slots=True)
@@ -45,23 +47,16 @@ class OpenChoice:
     has_news: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    times: RequestTimes = NOT_TOLD
+    beginning: Beginning = NOT_BEGUN
+    ending: Ending | None = None
     spec: SpecStats = field(default_factory=SpecStats)
-    finish: FinishReason | None = None
-    embedding: list[float] | None = None
 
     def note(self, detail: Detail) -> None:
         self.new_logprobs += detail.logprobs
-        if (beginning := detail.beginning) is not None:
-            self.num_cached_tokens = beginning.num_cached_tokens
-            self.times = beginning.times
-            self.prompt_logprobs = beginning.prompt_logprobs
-        if (ending := detail.ending) is not None:
-            self.finish, self.times = ending.finish_reason, ending.times
-            self.spec = ending.spec
-            self.embedding = ending.embedding
+        if detail.beginning is not None:
+            self.beginning = detail.beginning
+        if detail.ending is not None:
+            self.ending, self.spec = detail.ending, detail.ending.spec
 
     def take_output(self) -> RequestOutput:
         new, new_logprobs = self.new, self.new_logprobs
@@ -70,8 +65,9 @@ class OpenChoice:
         if new_logprobs:
             self.new_logprobs = []
             self.logprobs += new_logprobs
-        delta = self.detokenizer.add(new, self.finish)
-        request = self.request
+        request, beginning, ending = self.request, self.beginning, self.ending
+        finish = None if ending is None else ending.finish_reason
+        delta = self.detokenizer.add(new, finish)
         return RequestOutput(
             rid=request.rid,
             index=self.index,
@@ -79,15 +75,15 @@ class OpenChoice:
             token_ids=self.token_ids,
             text_delta=delta,
             text=self.detokenizer.text,
-            finish_reason=self.finish,
+            finish_reason=finish,
             logprobs=new_logprobs,
             all_logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=beginning.prompt_logprobs,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=beginning.num_cached_tokens,
             spec=self.spec,
-            times=self.times,
-            embedding=self.embedding,
+            times=(ending or beginning).times,
+            embedding=None if ending is None else ending.embedding,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,19 +13,11 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.platform import Graph, platform_of
 from specengine.runner import fallbacks
 from specengine.runner.context import ForwardContext, joined_features
-from specengine.runner.forward_graphs.outputs import first_rows
+from specengine.runner.forward_graphs.outputs import FixedForward, first_rows
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
 _PADDING = 1  # seq_len of padding rows: they read slot 0 alone, and divide by something
-
-
-@dataclass(frozen=True)
-class DecodeBuffers:
-    """The buffers of one batch size. `batch` views the inputs that all sizes share."""
-
-    batch: ForwardBatch
-    output: LogitsOutput  # rows of padding included
 
 
 class DecodeGraphs:
@@ -41,14 +32,14 @@ class DecodeGraphs:
         self.context, self.platform = context, platform_of(context.device)
         self.padding = padding
         self.batch_sizes = sorted(set(batch_sizes))
-        self.cache = GraphCache[int, DecodeBuffers]("decode", context.graph_memory, self._guard_of)
+        self.cache = GraphCache[int, FixedForward]("decode", context.graph_memory, self._guard_of)
         self.counters = self.cache.counters
         count = columns_size([self.batch_sizes[-1]] * 3)
         self.inputs = torch.zeros(count, dtype=torch.int64, device=context.device)
         self.staging = self.platform.pinned(torch.zeros(count, dtype=torch.int64))
         self.copied = self.platform.new_event()
 
-    def _guard_of(self, buffers: DecodeBuffers) -> GraphGuard | None:
+    def _guard_of(self, buffers: FixedForward) -> GraphGuard | None:
         return self.context.guard_of(graphs=self, batch=buffers.batch)
 
     def capture(self) -> None:
@@ -62,10 +53,10 @@ class DecodeGraphs:
         """Run once what a capture of this size records, under kernels.precompile."""
         self._run(self._planned_batch(batch_size))
 
-    def _make(self, batch_size: int) -> tuple[Graph, DecodeBuffers]:
+    def _make(self, batch_size: int) -> tuple[Graph, FixedForward]:
         batch = self._planned_batch(batch_size)
         graph, output = self.cache.record(partial(self._run, batch))
-        return graph, DecodeBuffers(batch, output)
+        return graph, FixedForward(batch, output)
 
     def _run(self, batch: ForwardBatch) -> LogitsOutput:
         torch.sub(batch.seq_lens, 1, out=batch.positions)

@@ -1,13 +1,23 @@
-"""Rows, copies and joins of what forwards give back."""
+"""What captured forwards give back, and rows, copies and joins of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import LogitsOutput
+
+
+@dataclass(frozen=True)
+class FixedForward:
+    """The tensors of one graph. `batch` views the inputs that all graphs of the kind share."""
+
+    batch: ForwardBatch
+    output: LogitsOutput  # rows of padding included
 
 
 def first_rows(output: LogitsOutput, num_tokens: int, num_logits: int) -> LogitsOutput:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -24,18 +23,10 @@ from specengine.runner.forward_graphs.keys import (
     PREFILL_KEYS,
     PrefillKey,
 )
-from specengine.runner.forward_graphs.outputs import copy_of, first_rows, joined
+from specengine.runner.forward_graphs.outputs import FixedForward, copy_of, first_rows, joined
 from specengine.runner.forward_graphs.splits import is_launch_bound, split
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
-
-
-@dataclass(frozen=True)
-class PrefillBuffers:
-    """The buffers of one key. `inputs` views the buffer that all keys share."""
-
-    batch: ForwardBatch
-    output: LogitsOutput  # rows of padding included
 
 
 class PrefillGraphs:
@@ -46,14 +37,14 @@ class PrefillGraphs:
         longest = context.page_table.shape[1]
         self.keys = [key for key in PREFILL_KEYS if key.width <= longest]
         memory = context.graph_memory
-        self.cache = GraphCache[PrefillKey, PrefillBuffers]("prefill", memory, self._guard_of)
+        self.cache = GraphCache[PrefillKey, FixedForward]("prefill", memory, self._guard_of)
         self.counters = self.cache.counters
         count = max(map(num_prefill_inputs, self.keys), default=0)
         self.buffer = torch.zeros(count, dtype=torch.int64, device=context.device)
         self.splits = is_launch_bound(context.model, context.graph_memory.communicator)
         self.lacks_memory = False  # for some of the keys
 
-    def _guard_of(self, buffers: PrefillBuffers) -> GraphGuard | None:
+    def _guard_of(self, buffers: FixedForward) -> GraphGuard | None:
         return self.context.guard_of(graphs=self, batch=buffers.batch)
 
     def capture(self) -> None:
@@ -74,11 +65,11 @@ class PrefillGraphs:
         inputs = PrefillInputs.of(self.buffer, key)
         self._run(self._planned_batch(inputs, key), inputs)
 
-    def _make(self, key: PrefillKey) -> tuple[Graph, PrefillBuffers]:
+    def _make(self, key: PrefillKey) -> tuple[Graph, FixedForward]:
         inputs = PrefillInputs.of(self.buffer, key)
         batch = self._planned_batch(inputs, key)
         graph, output = self.cache.record(partial(self._run, batch, inputs))
-        return graph, PrefillBuffers(batch, output)
+        return graph, FixedForward(batch, output)
 
     def _run(self, batch: ForwardBatch, inputs: PrefillInputs) -> LogitsOutput:
         rows, model = inputs.rows[inputs.requests_T], self.context.model

@@ -43,14 +43,6 @@ class GraphDemand:
 
 
 @dataclass(frozen=True)
-class LeastMemory:
-    """What the rank has that has least: the page table is the same on all."""
-
-    num_tokens: int
-    graph_budget: int
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
     """In bytes, except `num_tokens`: the KV slots that fit. `peak - current` is what a forward at
     full size allocates temporarily."""
@@ -82,10 +74,11 @@ class MemoryPlan:
         tokens = min(self.kv_budget // self.bytes_per_token, self.limit_tokens)
         return max(tokens, 0) // self.page_size * self.page_size
 
-    def least_of(self, ranks: Communicator) -> LeastMemory:
-        """All ranks call it at the same place."""
-        found = ranks.greatest([-self.num_tokens, -self.graph_budget])
-        return LeastMemory(*(-one for one in found))
+    def least_of(self, ranks: Communicator) -> tuple[int, int]:
+        """num_tokens and graph_budget of the rank that has least: the page table is the same on
+        all. All ranks call it at the same place."""
+        tokens, budget = ranks.greatest([-self.num_tokens, -self.graph_budget])
+        return -tokens, -budget
 
     def check(self, needed_tokens: int) -> None:
         """Raise OutOfMemoryError unless `needed_tokens` slots fit, naming what would help."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -15,27 +16,14 @@ import specengine
 from specengine.kernels.opaque import PLAIN_FORMS
 
 
-class Adaptor(Protocol):
+class Adaptor(ABC):
     """A way to compile. Pieces take and give what their graph does."""
 
     name: str
-    keeps: bool  # what it makes is worth a place in the cache on disk
+    keeps = False  # what it makes is worth a place in the cache on disk
 
+    @abstractmethod
     def compile(self, piece: GraphModule) -> Callable[..., Any]: ...
-
-    def save(self, made: Callable[..., Any], path: Path) -> None: ...
-
-    def load(self, path: Path) -> Callable[..., Any]: ...
-
-
-class Eager:
-    """The operations of the graph one by one, as a forward without a graph runs them: the engine's
-    own kernels. There is nothing to compile."""
-
-    name, keeps = "eager", False
-
-    def compile(self, piece: GraphModule) -> Callable[..., Any]:
-        return piece.forward
 
     def save(self, made: Callable[..., Any], path: Path) -> None:
         raise NotImplementedError("nothing was compiled")
@@ -44,7 +32,17 @@ class Eager:
         raise NotImplementedError("nothing was compiled")
 
 
-class Inductor:
+class Eager(Adaptor):
+    """The operations of the graph one by one, as a forward without a graph runs them: the engine's
+    own kernels. There is nothing to compile."""
+
+    name = "eager"
+
+    def compile(self, piece: GraphModule) -> Callable[..., Any]:
+        return piece.forward
+
+
+class Inductor(Adaptor):
     """torch.compile's code generator, which fuses the engine's operations in their plain form
     (kernels/opaque.py). One artefact serves all sizes."""
 

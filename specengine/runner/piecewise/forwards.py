@@ -106,16 +106,16 @@ class PiecewiseForwards:
         traced = trace(runner.model, runner.batch_fields["feature_layers"], runner.device)
         seconds = self.seconds = perf_counter() - start  # of the trace
         splits = [load_place(SPLITTING_OPS[name]) for name in self.options.splits]
-        parts = cut(traced.graph, {one.operator: one.run for one in splits})
-        for name in parts.pieces:
-            made = self.compiled.get(cast(GraphModule, parts.graph.get_submodule(name)))
-            piece = Piece(name, made, self.shared, is_last=name == parts.pieces[-1])
-            setattr(parts.graph, name, piece)
-        self.graph, self.given = parts.graph, traced.given
+        self.graph, pieces = cut(traced.graph, {one.operator: one.run for one in splits})
+        for name in pieces:
+            made = self.compiled.get(cast(GraphModule, self.graph.get_submodule(name)))
+            piece = Piece(name, made, self.shared, is_last=name == pieces[-1])
+            setattr(self.graph, name, piece)
+        self.given = traced.given
         logger.info(
             "traced the model in %.1f s: %d pieces, %d compiled and %d loaded, %.1f s",
             seconds,
-            len(parts.pieces),
+            len(pieces),
             self.compiled.compiled,
             self.compiled.loaded,
             perf_counter() - start - seconds,

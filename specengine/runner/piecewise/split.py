@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 
 
-@dataclass(frozen=True)
-class Part:
-    """A submodule of the cut graph. is_split: it holds splitting operations alone."""
-
-    name: str
-    is_split: bool
-
-
-@dataclass(frozen=True)
-class CutGraph:
-    """graph: calls its parts in order, by name."""
-
-    graph: GraphModule
-    parts: list[Part]
-
-    @property
-    def pieces(self) -> list[str]:
-        """The parts between splitting operations."""
-        return [part.name for part in self.parts if not part.is_split]
-
-
-def cut(graph: GraphModule, operators: Mapping[Any, Callable[..., Any]]) -> CutGraph:
-    """operators: those to cut at, and what is called in their place. Consecutive ones become one
-    part. What runs before an operator in the graph runs before it in the parts."""
+def cut(
+    graph: GraphModule, operators: Mapping[Any, Callable[..., Any]]
+) -> tuple[GraphModule, list[str]]:
+    """A graph that calls its parts in order, and the names of the pieces: of the parts between
+    splitting operations. operators: those to cut at, and what is called in their place. Consecutive
+    ones become one part. What runs before an operator in the graph runs before it in the parts."""
     places = _places(graph, operators)
     # With the original order: an operator that writes to its input must stay behind who made it.
     whole = split_module(
@@ -43,12 +24,13 @@ def cut(graph: GraphModule, operators: Mapping[Any, Callable[..., Any]]) -> CutG
         keep_original_order=True,
     )
     is_split = {places[node]: node.target in operators for node in graph.graph.nodes}
-    names = [str(node.target) for node in whole.graph.nodes if node.op == "call_module"]
-    parts = [Part(name, is_split[int(name.rpartition("_")[2])]) for name in names]
-    for part in parts:
-        if part.is_split:
-            _call(cast(GraphModule, whole.get_submodule(part.name)), operators)
-    return CutGraph(whole, parts)
+    pieces = []
+    for name in (str(node.target) for node in whole.graph.nodes if node.op == "call_module"):
+        if is_split[int(name.rpartition("_")[2])]:
+            _call(cast(GraphModule, whole.get_submodule(name)), operators)
+        else:
+            pieces.append(name)
+    return whole, pieces
 
 
 def _call(part: GraphModule, operators: Mapping[Any, Callable[..., Any]]) -> None:

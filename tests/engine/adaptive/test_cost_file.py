@@ -155,7 +155,8 @@ def test_too_few_rounds_replace_no_table(tmp_path: Path) -> None:
 
 def test_a_written_table_is_read_back_with_its_notes_trees_and_context(tmp_path: Path) -> None:
     path, more = tmp_path / "costs.json", ContextCost(2048, {1: {0: 0.5, 4: 0.6}})
-    table = StepCosts(TABLE, {2: {8: {4: 3.0}}}, {"device": "a card"}, more)
+    table = StepCosts(TABLE, {2: {8: {4: 3.0}}}, context_cost=more)
+    table.notes = {"device": "a card"}
     write_table(table, path)
     assert vars(read_table(path)) == vars(table)
     assert json.loads(path.read_text()).keys() == {"device", "seconds", "smaller_trees", "reading"}

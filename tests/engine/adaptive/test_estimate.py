@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive import estimate as module
 from specengine.engine.adaptive.acceptance import Acceptance
-from specengine.engine.adaptive.choose import Policy
+from specengine.engine.adaptive.choose import MIN_ROUNDS
 from specengine.engine.adaptive.costs import PLAIN
 from specengine.engine.adaptive.estimate import (
     BUFFERED,
@@ -23,7 +23,7 @@ from tests.support.adaptive import DEPTH, World, chances, measured, seen
 
 SECONDS = {DraftShape(depth): 1.0 + 0.1 * depth for depth in range(4)}
 CHANCES = st.lists(st.floats(0, 1), min_size=3, max_size=3)
-NEW = Policy().min_rounds  # rounds of a shape that has only begun to stand
+NEW = MIN_ROUNDS  # rounds of a shape that has only begun to stand
 
 
 @given(CHANCES)
