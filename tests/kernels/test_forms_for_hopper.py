@@ -18,8 +18,9 @@ FORMS = [
     *(("experts", "bfloat16"), ("experts", "float32")),
     *(("packed experts", "bfloat16"), ("packed experts", "float16"), ("packed experts", "float32")),
 ]
-# Bytes that a thread keeps in memory for want of registers: more cost more than they spare.
-MOST_LOCAL = 1024
+# Bytes that a thread keeps in memory for want of registers: more cost more than they spare. Fused
+# attention to 64 nodes with heads of 256 keeps most, 1,440 with an FP8 cache.
+MOST_LOCAL = 1536
 
 
 @pytest.mark.slow
