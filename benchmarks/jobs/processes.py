@@ -77,6 +77,7 @@ class LocalProcess:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_hear_interrupts,
             )
 
     def poll(self) -> int | None:
@@ -102,6 +103,11 @@ class LocalProcess:
             file.seek(max(0, self._log.stat().st_size - _TAIL))
             lines = file.read().decode(errors="replace").split("\n")
         return next((one.strip()[:160] for one in reversed(lines) if one.strip()), "")
+
+
+def _hear_interrupts() -> None:
+    """What a shell starts in the background ignores them, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes_with(name: str, value: str) -> Iterator[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,15 @@ def test_kill_ends_processes_in_other_sessions(tmp_path: Path, ending: str) -> N
         os.sched_yield()
 
 
+@pytest.fixture
+def in_the_background() -> Iterator[None]:
+    """As a shell starts what stands before an &."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_the_background")
 def test_interrupt_lets_a_command_clean_up(tmp_path: Path) -> None:
     code = "try:\n    print('runs', flush=True)\n"
     code += "    import threading; threading.Event().wait()\n"
@@ -86,7 +97,7 @@ def test_interrupt_lets_a_command_clean_up(tmp_path: Path) -> None:
     while "runs" not in log(tmp_path):
         os.sched_yield()
     process.interrupt()
-    assert process._process.wait() == 0
+    assert process._process.wait(60) == 0
     assert process.last_line() == "cleaned up"
 
 
