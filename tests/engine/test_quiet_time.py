@@ -38,7 +38,13 @@ class FakeEngine:
         self.in_the_air = False
         self.keeps_turning = False
         self.on_capture: Callable[[], object] = lambda: None
-        self.parts = SimpleNamespace(tokenizer=make_tokenizer())
+        self.parts = SimpleNamespace(
+            tokenizer=make_tokenizer(),
+            config=None,
+            model_name="fake",
+            context_length=200,
+            pooling=None,
+        )
 
     @property
     def has_work(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specengine import LLM, SpecConfig
 from specengine.core.drafter import Drafter, DraftsOn
+from specengine.core.parallel import NoLink
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
@@ -509,7 +510,7 @@ def test_engine_learns_the_costs_of_hybrid_rounds(
     monkeypatch.setattr(
         "specengine.engine.pipeline_build.seconds_of", lambda rounds, size, steps, *_: 1.0 + steps
     )
-    depths = _depths(made, True, None, HostSeconds(True))
+    depths = _depths(made, True, None, HostSeconds(True), NoLink())
     assert (depths.steps, depths.sizes) == (steps, {})
     assert isinstance(depths.costs, RunningCosts)
     assert depths.costs.of(2, steps[-1]) == 1.0 + steps[-1]
@@ -627,7 +628,7 @@ def test_engine_learns_the_costs_of_lookup_trees_and_cuts_none(
     monkeypatch.setattr(
         "specengine.engine.pipeline_build.seconds_of", lambda rounds, size, steps, *_: 1.0 + steps
     )
-    depths = _depths(made, False, None, HostSeconds(True))
+    depths = _depths(made, False, None, HostSeconds(True), NoLink())
     assert (depths.steps, depths.sizes) == ([0, 3, 11], {})
     assert isinstance(depths.costs, RunningCosts)
     assert depths.costs.of(4, 11) == 12.0, "without the host"

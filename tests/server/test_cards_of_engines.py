@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from specengine.core.config_sources import config_from_flags
-from specengine.core.errors import ConfigError
 from specengine.server.processes.engines import CARDS, cards_of
 
 
@@ -25,8 +23,3 @@ def test_each_engine_has_cards_of_its_own(
     if given is not None:
         monkeypatch.setenv(CARDS, given)
     assert [cards_of(number, tp_size) for number in range(2)] == found
-
-
-def test_shared_experts_on_several_ranks_an_engine_are_refused() -> None:
-    with pytest.raises(ConfigError, match="attention is whole on each engine"):
-        config_from_flags({"dp_size": 2, "tp_size": 2, "enable_dp_attention": True})
