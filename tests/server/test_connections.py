@@ -62,7 +62,7 @@ def strict(strict_server: Site) -> Iterator[Site]:
 
 @pytest.fixture
 def hasty() -> Iterator[Site]:
-    """A server that waits for nobody, and serves others afterwards."""
+    """A server that does not wait for slow clients, and serves others afterwards."""
     with limited(HASTY) as site:
         yield site
         until(lambda: statuses(exchange(site, LAST)) == [200])

@@ -1,4 +1,4 @@
-"""Forwards of prompts that nobody waits long for."""
+"""Forwards of prompts that end soon, so that no other request waits long."""
 
 from __future__ import annotations
 

@@ -184,8 +184,8 @@ class Attack:
 
 
 def attack(served: Served, count: int, seed: int = 0, warm_up: int = 300) -> Outcome:
-    """warm_up: hostile requests before memory is looked at, so that all is loaded. With none nobody
-    looks at it, nor at what probes take before."""
+    """warm_up: hostile requests before memory is looked at, so that all is loaded. With 0,
+    neither memory is measured nor what probes take before."""
     one = Attack(served, count, seed)
     outcome = one.outcome
     if warm_up:
