@@ -1,5 +1,5 @@
-"""Reports of `specengine bench accept|serve|step|throughput --json` as tables of
-benchmarks/results."""
+"""Reports of `specengine bench accept|serve|step|throughput --json`, and of scripts of peers/, as
+tables of benchmarks/results."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def read(reports: Reports, kind: str | None = None) -> Rows:
     first = next(iter(reports.values()))
     if kind is None and "first_token" in first:
         kind = "first-token"
+    elif kind is None and "experts" in first:
+        kind = "experts"
     elif kind is None and "points" in first:
         kind = "serve" if "requests" in first else "step"
     elif kind is None:
@@ -158,6 +160,23 @@ def first_token(reports: Reports) -> Rows:
     ]
 
 
+def experts(reports: Reports) -> Rows:
+    """Experts that a decoding step reads, and the tokens a second that reading them allows."""
+    return [
+        {
+            "run": label,
+            "batch": point["batch_size"],
+            "experts a layer": point["experts"],
+            "read by a step": point["read"],
+            "if chosen evenly": point["even"],
+            "GB a step": point["bytes"] / 1e9,
+            "tok/s at a copy's speed": point["limit"],
+        }
+        for label, one in reports.items()
+        for point in one["experts"]
+    ]
+
+
 def accept(reports: Reports) -> Rows:
     """Accepted length (tokens a round, bonus token included) by prompt set, 95% intervals."""
     rows: Rows = []
@@ -191,6 +210,7 @@ def _interval(value: dict[str, Any], scale: float = 1.0) -> str:
 
 KINDS: dict[str, Callable[[Reports], Rows]] = {
     "accept": accept,
+    "experts": experts,
     "first-token": first_token,
     "serve": serve,
     "startup": startup,

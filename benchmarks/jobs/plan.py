@@ -14,7 +14,7 @@ import yaml
 BESIDE = ("card", "machine", "nothing")
 MOST_CARDS = 2
 ALL = -1
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)(\??)\}")
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -29,13 +29,13 @@ class MissingValueError(ValueError):
 @dataclass(frozen=True)
 class Job:
     """name: of its folder. command: words as a shell would split them, without a shell; {out},
-    {python} and what the lease was given replace their placeholders. seconds: how long it takes,
-    as expected. limit: seconds after which it is ended; default twice as many. cards: how many GPUs
-    it has; in a plan "all" (here ALL) for every one of the lease. beside: what may run at the same
-    time: "machine" other jobs on this machine, but none on its cards; "card" on its cards too, jobs
-    that say the same; "nothing" no job at all. memory: GiB that a card must have. needs: modules,
-    and paths (with a slash), without which it is left out. priority: lower ones start first. env:
-    variables of its environment."""
+    {python} and what the lease was given replace their placeholders; {vllm?} is empty where no vllm
+    was given. seconds: how long it takes, as expected. limit: seconds after which it is ended;
+    default twice as many. cards: how many GPUs it has; in a plan "all" (here ALL) for every one of
+    the lease. beside: what may run at the same time: "machine" other jobs on this machine, but none
+    on its cards; "card" on its cards too, jobs that say the same; "nothing" no job at all. memory:
+    GiB that a card must have. needs: modules, and paths (with a slash), without which it is left
+    out. priority: lower ones start first. env: variables of its environment."""
 
     name: str
     command: str
@@ -108,10 +108,12 @@ def on_cards(jobs: Sequence[Job], count: int) -> list[Job]:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """With its placeholders replaced. Raises MissingValueError."""
+    """With its placeholders replaced. Raises MissingValueError, but for those with a "?"."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
+        if name not in values and match[2]:
+            return ""
         if name not in values:
             raise MissingValueError(f"no {name} was given: --set {name}=…")
         return values[name]

@@ -79,6 +79,11 @@ def test_placeholders_are_replaced_and_unknown_ones_named() -> None:
         filled("{vllm} x.py", {})
 
 
+def test_optional_placeholder_is_empty_without_its_value() -> None:
+    assert filled("x.py '{vllm?}'", {}) == "x.py ''"
+    assert filled("x.py '{vllm?}'", {"vllm": "v"}) == "x.py 'v'"
+
+
 def job(**more: object) -> Job:
     given = {"name": "a", "command": "{python} x.py {out}", "seconds": 5, **more}
     return Job(**given)  # type: ignore[arg-type]

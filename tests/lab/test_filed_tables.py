@@ -111,6 +111,13 @@ def test_a_peers_first_tokens_become_a_row_a_run(report: Any) -> None:
     assert row == {"run": "8B", "engine": "vLLM 9", "32": 7.5, "2048": 60.0}
 
 
+def test_an_experts_report_becomes_a_row_a_batch_size(report: Any) -> None:
+    figures = {"read": 125.5, "even": 126.0, "bytes": 6e10, "limit": 4100.0}
+    point = {"batch_size": 64, "experts": 128, **figures}
+    [row] = report.bench_tables.read({"30B": {"experts": [point], "environment": FACTS}})
+    assert [*row.values()] == ["30B", 64, 128, 125.5, 126.0, 60.0, 4100.0]
+
+
 def test_a_replaced_table_changes_page_and_index_alone(report: Any, tmp_path: Path) -> None:
     report.write("speed", "kept", "Kept", [{"n": 1}], "First.\n\nSecond\nline.", FACTS)
     for rate in (1.23456, 12345.6):

@@ -1,0 +1,176 @@
+"""Writes a checkpoint of random weights that every engine reads alike: published names, safetensors
+shards, an index, a configuration and a tokenizer.
+
+    python benchmarks/peers/checkpoint.py qwen3-30b-a3b-shape DIR
+    python benchmarks/peers/checkpoint.py deepseek-v2-lite-shape DIR --mtp OTHER-DIR
+
+Weights are normal with deviation 0.02, norms 1 and biases 0, as `--load-format dummy` makes them in
+this engine: rows route evenly. MXFP4 experts have random codes and one scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from specengine.kernels.linear.mxfp4 import BLOCK
+from specengine.runner.loader.builtin import BUILTIN_MODELS
+from specengine.runner.loader.tokenizer import byte_tokenizer
+
+STD = 0.02
+EXPONENT = 119  # of MXFP4 blocks, 2 ** -8: codes have a deviation of about 3
+SHARD = 2_000_000_000  # bytes of a file, about
+THREADS = 6  # each has a shard on the device and one on the host
+
+Shapes = dict[str, Tensor]  # on the meta device, by published name
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    """config.json of a built-in shape, or of a JSON file. Raises SystemExit."""
+    if Path(name).is_file():
+        found: dict[str, Any] = json.loads(Path(name).read_text())
+        return found
+    shapes = {one.name: one.config for one in BUILTIN_MODELS.values() if one.is_shape}
+    if name not in shapes:
+        sys.exit(f"{name}: neither a JSON file nor one of the shapes {', '.join(shapes)}")
+    return shapes[name]
+
+
+def published_shapes(fields: dict[str, Any]) -> Shapes:
+    """What a published checkpoint of this configuration holds. Raises SystemExit for weights that
+    are quantised otherwise than by MXFP4."""
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    method = fields.get("quantization_config", {}).get("quant_method")
+    if method not in (None, "mxfp4"):
+        sys.exit(f"weights quantised by {method} are not written; take a shape without, or MXFP4")
+    config = _config({key: one for key, one in fields.items() if key != "quantization_config"})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    tied = model.all_tied_weights_keys if config.tie_word_embeddings else ()
+    found = revert_weight_conversion(model, model.state_dict())
+    plain = {name: one for name, one in found.items() if name not in tied}
+    return plain if method is None else _in_mxfp4(plain)
+
+
+def _in_mxfp4(plain: Shapes) -> Shapes:
+    """[E, K, N] of experts as blocks [E, N, K / 32, 16] and scales [E, N, K / 32]."""
+    found: Shapes = {}
+    for name, one in plain.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            found[name] = one
+            continue
+        count, inputs, outputs = one.shape
+        size = count, outputs, inputs // BLOCK
+        found[f"{name}_blocks"] = one.new_empty((*size, BLOCK // 2), dtype=torch.uint8)
+        found[f"{name}_scales"] = one.new_empty(size, dtype=torch.uint8)
+    return found
+
+
+def mtp_shapes(fields: dict[str, Any], target: Shapes) -> Shapes:
+    """One MTP layer in DeepSeek-V3's names behind the target's last layer, and like it. Its
+    embedding and head are the target's."""
+    count, hidden = fields["num_hidden_layers"], fields["hidden_size"]
+    last, own = f"model.layers.{count - 1}.", f"model.layers.{count}."
+    layer = {own + name[len(last) :]: one for name, one in target.items() if name.startswith(last)}
+    norm = target["model.norm.weight"]
+    norms = {f"{own}{name}.weight": norm for name in ("enorm", "hnorm", "shared_head.norm")}
+    return {**layer, **norms, f"{own}eh_proj.weight": norm.new_empty(hidden, 2 * hidden)}
+
+
+def num_bytes(shapes: Shapes) -> int:
+    return sum(one.numel() * one.element_size() for one in shapes.values())
+
+
+def write_checkpoint(
+    fields: dict[str, Any], shapes: Shapes, folder: Path, device: torch.device, seed: int = 0
+) -> None:
+    """Fill a folder that exists. What the weights are depends on the seed and the device's kind."""
+    config = _config(fields)
+    config.save_pretrained(folder)
+    byte_tokenizer(config.vocab_size).save_pretrained(folder)
+    shards = [*_shards(shapes)]
+    names = [
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        for number in range(1, len(shards) + 1)
+    ]
+
+    def write(number: int) -> None:
+        _write_shard(folder / names[number], shards[number], device, seed + number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(write, range(len(shards))))
+    places = {name: file for file, one in zip(names, shards, strict=True) for name in one}
+    index = {"metadata": {"total_size": num_bytes(shapes)}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _config(fields: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**fields)
+
+
+def _shards(shapes: Shapes) -> Iterator[Shapes]:
+    """Neighbours together, in the order of the names' list."""
+    shard: Shapes = {}
+    for name, one in shapes.items():
+        if shard and num_bytes({**shard, name: one}) > SHARD:
+            yield shard
+            shard = {}
+        shard[name] = one
+    yield shard
+
+
+def _write_shard(path: Path, shapes: Shapes, device: torch.device, seed: int) -> None:
+    from safetensors.torch import save_file
+
+    generator = torch.Generator(device)
+    generator.manual_seed(seed)
+    made = {name: _random(name, one, generator).cpu() for name, one in shapes.items()}
+    save_file(made, path, metadata={"format": "pt"})
+
+
+def _random(name: str, shape: Tensor, generator: torch.Generator) -> Tensor:
+    place = torch.empty_like(shape, device=generator.device)
+    if name.endswith("_blocks"):
+        return place.random_(0, 256, generator=generator)
+    if name.endswith("_scales"):
+        return place.fill_(EXPONENT)
+    if name.endswith("bias"):
+        return place.zero_()
+    return place.fill_(1.0) if place.dim() == 1 else place.normal_(0.0, STD, generator=generator)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("shape", help="a built-in shape, or a file like config.json")
+    parser.add_argument("folder", type=Path, help="is made")
+    parser.add_argument("--mtp", type=Path, metavar="DIR", help="also an MTP layer, in a folder")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    fields = fields_of(args.shape)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shapes = published_shapes(fields)
+    parts = [(args.folder, shapes)]
+    if args.mtp is not None:
+        parts.append((args.mtp, mtp_shapes(fields, shapes)))
+    for folder, one in parts:
+        folder.mkdir(parents=True)
+        write_checkpoint(fields, one, folder, device, args.seed)
+        print(f"{folder}: {num_bytes(one) / 1e9:.1f} GB in {len(one)} tensors", flush=True)
+
+
+if __name__ == "__main__":
+    main()

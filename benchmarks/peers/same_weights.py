@@ -1,0 +1,213 @@
+"""One checkpoint of random weights, and the work of `bench throughput` on it in this engine, SGLang
+and vLLM, one after another.
+
+    python benchmarks/peers/same_weights.py qwen3-30b-a3b-shape --out OUT --sglang PY --vllm PY
+
+Each engine that makes random weights itself makes others, and a mixture of experts then reads
+others, too: here all read the same files. OUT gets a JSON file a run: specengine.json (plain, and
+with drafts of a forced accepted length), experts.json (how many experts a step reads), sglang.json,
+vllm.json, and NAME-eagle3.json of those that --eagle3 names. A run that fails is told, and the next
+one starts. The checkpoint is deleted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from checkpoint import fields_of, mtp_shapes, num_bytes, published_shapes  # noqa: E402
+
+SHARED_MEMORY = Path("/dev/shm")
+ENGINES = ("specengine", "sglang", "vllm")
+DRAFT_VOCAB, ACCEPTED, STEPS = 32000, 2.5, 3
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of config.json
+HEADROOM = 16 << 30  # bytes of memory that engines need beside files in shared memory
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    command: list[str]
+
+
+def runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[Run]:
+    """In their order. Each command's last words say which file it writes."""
+    sizes = ["--batch-sizes", *map(str, args.batch_sizes)]
+    work = [*sizes, "--repeats", str(args.repeats), "--new-tokens", str(args.new_tokens)]
+    bench = [sys.executable, "-m", "specengine", "bench", "throughput", str(folder), *work]
+    forced = ["--speculative-simulate-accept-length", str(ACCEPTED)]
+    forced += ["--speculative-num-steps", str(STEPS), "--compare-plain"]
+    if mtp is not None:
+        drafts = ["--speculative-algorithm", "MTP", "--speculative-draft-model-path", str(mtp)]
+        bench += [*drafts, *forced]
+    elif "specengine" in args.eagle3:
+        bench += ["--random-draft", str(args.draft_vocab), *forced]
+    yield _run(args.out, "specengine", bench)
+    if any(
+        name in args.fields for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    ):
+        script = ROOT / "benchmarks/peers/chosen_experts.py"
+        yield _run(args.out, "experts", [sys.executable, str(script), str(folder), *sizes])
+    for peer in ENGINES[1:]:
+        python = getattr(args, peer)
+        if not python:
+            print(f"{peer}: left out, --{peer} names no interpreter", flush=True)
+            continue
+        script = ROOT / f"benchmarks/peers/{peer}_throughput.py"
+        command = [python, str(script), "--model", str(folder), *work]
+        yield _run(args.out, peer, command)
+        if peer in args.eagle3:
+            drafts = ["--algorithm", "EAGLE3", "--random-draft", str(args.draft_vocab)]
+            drafts += ["--accept-length", str(ACCEPTED), "--num-steps", str(STEPS)]
+            yield _run(args.out, f"{peer}-eagle3", [*command, *drafts])
+
+
+def _run(out: Path, name: str, command: list[str]) -> Run:
+    return Run(name, [*command, "--json", str(out / f"{name}.json")])
+
+
+def room(size: int, given: Path | None) -> Path:
+    """A folder where `size` bytes fit: the given one, else shared memory, else the temporary one.
+    Raises SystemExit."""
+    places = [SHARED_MEMORY, Path(tempfile.gettempdir())] if given is None else [given]
+    free = {place: _free(place) for place in places if place.is_dir()}
+    for place, left in free.items():
+        if left >= 1.02 * size:
+            return place
+    found = ", ".join(f"{place} has room for {left / 1e9:.1f}" for place, left in free.items())
+    found = found or f"{places[0]} does not exist"
+    sys.exit(f"the checkpoint is {size / 1e9:.1f} GB, and {found}: name another place by --folder")
+
+
+def _free(place: Path) -> int:
+    """Bytes that files may take there; in shared memory not what engines need beside them."""
+    free = shutil.disk_usage(place).free
+    if place.resolve().is_relative_to(SHARED_MEMORY):
+        free = min(free, max(_memory() - HEADROOM, 0))
+    return free
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine, or what contains this process, has left."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    left = next(int(one.split()[1]) << 10 for one in lines if one.startswith("MemAvailable"))
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # none, or no limit ("max")
+        most = int((group / "memory.max").read_text())
+        left = min(left, most - int((group / "memory.current").read_text()))
+    return left
+
+
+@contextmanager
+def new_folder(place: Path, name: str) -> Iterator[Path]:
+    """Deleted afterwards. Its name is the same each time, as reports show it. Raises SystemExit
+    where it is there already."""
+    folder = place / f"same-weights-{name}"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        sys.exit(f"{folder} exists: delete it, unless another run uses it")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def finished(command: Sequence[str], limit: float) -> str | None:
+    """Run it to its end, or for `limit` seconds; then end all that it started, so that the card is
+    free. What went wrong; None where nothing did."""
+    try:
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    except OSError as error:
+        return str(error)
+    try:
+        status = process.wait(limit)
+        return None if status == 0 else f"status {status}"
+    except subprocess.TimeoutExpired:
+        return f"ended after {limit:.0f} s, its limit"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    args.fields = fields_of(args.shape)
+    args.draft_vocab = min(DRAFT_VOCAB, args.fields["vocab_size"])
+    args.out = args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    shapes = published_shapes(args.fields)
+    size = num_bytes(shapes) + (num_bytes(mtp_shapes(args.fields, shapes)) if args.mtp else 0)
+    place = room(size, args.folder)
+    failed = []
+    name = Path(args.shape).stem if Path(args.shape).is_file() else args.shape
+    with new_folder(place, name) as parent:
+        model, mtp = parent / name, parent / "mtp-layer" if args.mtp else None
+        script = str(ROOT / "benchmarks/peers/checkpoint.py")
+        write = [sys.executable, script, args.shape, str(model)]
+        write += [] if mtp is None else ["--mtp", str(mtp)]
+        if problem := _told("checkpoint", write, args.limit):
+            sys.exit(f"the checkpoint could not be written: {problem}")
+        done = [(one, _told(one.name, one.command, args.limit)) for one in runs(args, model, mtp)]
+    failed = [one.name for one, problem in done if problem]
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+def _told(name: str, command: Sequence[str], limit: float) -> str | None:
+    print(f"{name}: starts", flush=True)
+    begun = perf_counter()
+    problem = finished(command, limit)
+    print(f"{name}: {problem or 'done'}, {perf_counter() - begun:.0f} s", flush=True)
+    return problem
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", help="a built-in shape, or a file like config.json")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "--folder", type=Path, help="for the checkpoint; default: /dev/shm or the temporary one"
+    )
+    parser.add_argument("--sglang", metavar="PY", help="the interpreter that has it; default: none")
+    parser.add_argument("--vllm", metavar="PY", help="the interpreter that has it; default: none")
+    parser.add_argument(
+        "--eagle3",
+        nargs="*",
+        choices=ENGINES,
+        default=["specengine"],
+        help="who also drafts with EAGLE-3 of random weights (default: specengine)",
+    )
+    parser.add_argument("--mtp", action="store_true", help="this engine drafts with an MTP layer")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--limit", type=float, default=240, help="seconds of a run")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

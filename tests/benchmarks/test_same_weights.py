@@ -1,0 +1,155 @@
+"""Engines that run on one checkpoint, one after another."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks.jobs.plan import read_plan
+from benchmarks.jobs.processes import processes_with
+from tests.support.families import small_config
+from tests.test_layering import ROOT
+
+PEER = """#!{python}
+import pathlib, sys
+words = sys.argv[1:]
+folder = pathlib.Path(words[words.index("--model") + 1])
+assert len([*folder.glob("*.safetensors")]) == 1 and (folder / "tokenizer.json").is_file()
+if "sglang" in words[0]:
+    sys.exit(5)
+pathlib.Path(words[words.index("--json") + 1]).write_text(" ".join(words))
+"""
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks/peers")
+        return importlib.import_module("same_weights")
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> str:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(small_config("qwen3moe").to_dict()))
+    return str(path)
+
+
+def test_engines_run_on_one_checkpoint_and_a_failed_peer_loses_no_other(
+    script: ModuleType, shape: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    peer, place, out = tmp_path / "peer", tmp_path / "place", tmp_path / "out"
+    peer.write_text(PEER.format(python=sys.executable))
+    peer.chmod(0o755)
+    place.mkdir()
+    options = ["--batch-sizes", "1", "4", "--repeats", "1", "--new-tokens", "6"]
+    peers = ["--sglang", str(peer), "--vllm", str(peer), "--eagle3", "vllm"]
+    given = [shape, "--out", str(out), "--folder", str(place), *peers, *options]
+    assert script.main(given) == 1
+    assert "failed: sglang\n" in capfd.readouterr().out
+    assert {one.name for one in out.iterdir()} == {
+        f"{name}.json" for name in ("specengine", "experts", "vllm", "vllm-eagle3")
+    }
+    assert not [*place.iterdir()]
+    model = str(place / "same-weights-small/small")
+    assert f"--model {model} --batch-sizes 1 4" in (out / "vllm.json").read_text()
+    assert "--algorithm EAGLE3" in (out / "vllm-eagle3.json").read_text()
+    ours = json.loads((out / "specengine.json").read_text())
+    assert [setting["name"] for setting in ours["settings"]] == ["no speculation"]
+    assert [one["batch_size"] for one in ours["settings"][0]["points"]] == [1, 4]
+    _check_experts(json.loads((out / "experts.json").read_text()))
+
+
+def _check_experts(report: dict[str, Any]) -> None:
+    one, four = report["experts"]
+    assert (one["read"], one["even"], one["experts"]) == (3, pytest.approx(3), 8)
+    assert 3 < four["read"] <= 8
+    assert four["even"] == pytest.approx(8 * (1 - (5 / 8) ** 4))
+    assert four["limit"] == pytest.approx(4 * report["card"]["copy"] / four["bytes"])
+    config = small_config("qwen3moe")
+    elements = 3 * config.hidden_size * config.moe_intermediate_size  # of an expert
+    layers = len(four["read_by_layer"])
+    added = sum(four["read_by_layer"]) - sum(one["read_by_layer"])
+    assert layers == 2
+    bytes_each = (four["bytes"] - one["bytes"]) / added / elements
+    assert bytes_each == pytest.approx(2, rel=1e-6) or bytes_each == pytest.approx(4, rel=1e-6)
+
+
+def test_mtp_layer_and_random_draft_are_given_to_this_engine(
+    script: ModuleType, shape: str, tmp_path: Path
+) -> None:
+    args = script.parse_args([shape, "--out", str(tmp_path)])
+    args.fields, args.draft_vocab = script.fields_of(shape), 320
+    drafted, experts = script.runs(args, tmp_path / "model", None)
+    assert "--random-draft 320 " in " ".join(drafted.command)
+    assert experts.name == "experts"
+    (layered, _) = script.runs(args, tmp_path / "model", tmp_path / "mtp")
+    assert f"MTP --speculative-draft-model-path {tmp_path}/mtp " in " ".join(layered.command)
+    assert "--random-draft" not in layered.command
+
+
+def test_missing_room_is_refused_before_work(
+    script: ModuleType, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "_free", lambda place: 1000)
+    monkeypatch.setattr(script, "finished", lambda *given: pytest.fail("it ran something"))
+    with pytest.raises(SystemExit, match=r"checkpoint is .* GB, and .* has room for .*--folder"):
+        script.main([shape, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="does not exist"):
+        script.main([shape, "--out", str(tmp_path / "out"), "--folder", str(tmp_path / "none")])
+
+
+def test_shared_memory_with_too_little_memory_beside_is_not_taken(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(script, "_memory", lambda: script.HEADROOM + 5000)
+    assert script._free(tmp_path) == 5000
+    assert script.room(1000, None) == tmp_path
+    assert script.room(5000, None) != tmp_path
+
+
+def test_folder_that_is_there_already_is_refused_and_kept(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    there = tmp_path / "same-weights-a"
+    there.mkdir()
+    with pytest.raises(SystemExit, match="delete it"), script.new_folder(tmp_path, "a"):
+        pass
+    assert there.is_dir()
+
+
+def test_run_past_its_limit_ends_with_all_that_it_started(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "SAME_WEIGHTS_TEST"
+    monkeypatch.setenv(name, "1")
+    program = "import subprocess; subprocess.run(['sleep', '60'])"
+    said = script.finished([sys.executable, "-c", program], 1.0)
+    assert said == "ended after 1 s, its limit"
+    monkeypatch.delenv(name)
+    until = time.monotonic() + 10
+    while [*processes_with(name, "1")]:
+        assert time.monotonic() < until, "a process goes on"
+        time.sleep(0.05)
+    assert "No such file" in str(script.finished(["/no/interpreter"], 1.0))
+
+
+def test_plans_run_where_no_peer_was_given() -> None:
+    jobs = [
+        job
+        for plan in ("same-weights", "same-weights-latent")
+        for job in read_plan(ROOT / f"benchmarks/plans/{plan}.yaml")
+    ]
+    assert len(jobs) == 3
+    for job in jobs:
+        assert job.needs == ()
+        assert '--sglang "{sglang?}"' in job.command
+        assert '--vllm "{vllm?}"' in job.command
