@@ -57,6 +57,8 @@ def command_of(args: argparse.Namespace, cards: list[str]) -> list[str]:
     command += ["--continue-on-collection-errors", f"--timeout={args.timeout}"]
     file = (args.out / args.name).absolute().with_suffix(".jsonl")
     command += ["-p", "benchmarks.jobs.outcomes", "--outcomes", str(file), "-m", args.marks]
+    # Where pytest-benchmark is installed it warns of workers, and a warning is an error.
+    command += ["-p", "no:benchmark"]
     for part in args.deselect:
         command += ["--deselect", str(part)]
     each = f"{args.workers}*popen"

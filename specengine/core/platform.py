@@ -126,6 +126,11 @@ class Platform(ABC):
         """Bytes that nothing uses on the current device, the allocator's cached blocks not
         counted."""
 
+    def held_memory(self) -> int:
+        """Bytes of the current device that this process's allocator holds, its cached blocks
+        counted; 0 where nobody knows."""
+        return 0
+
     @abstractmethod
     def empty_cache(self) -> None:
         """The allocator gives its cached blocks back."""

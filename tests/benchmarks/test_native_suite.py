@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,31 @@ def test_workers_see_all_cards_where_that_is_asked(suite: ModuleType, tmp_path: 
     command = suite.command_of(alone, ["0"])
     assert "--dist" not in command
     assert [*map(str, command[-2:])] == ["--deselect", "tests/cli/test_main.py"]
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_plugin_that_warns_of_workers_is_left_out(
+    is_installed: bool, workers: str, suite: ModuleType, tmp_path: Path
+) -> None:
+    """As pytest-benchmark does, by the name under which it is installed."""
+    facts = tmp_path / "site" / "some-1.0.dist-info"
+    facts.mkdir(parents=True)
+    if is_installed:
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: some\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text("[pytest11]\nbenchmark = warns_of_workers\n")
+        (facts.parent / "warns_of_workers.py").write_text("raise UserWarning('there are workers')")
+    (tmp_path / "test_some.py").write_text("def test_passes(): pass")
+    argv = ["run", "tests/cli", "--out", str(tmp_path / "out"), "--workers", workers]
+    args = suite.parse_args(argv)
+    args.paths = [tmp_path / "test_some.py"]
+    path = os.pathsep.join([str(facts.parent), str(ROOT)])
+    command = [*suite.command_of(args, []), "-p", "no:schemathesis", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 def test_path_that_is_not_there_is_refused(suite: ModuleType, tmp_path: Path) -> None:

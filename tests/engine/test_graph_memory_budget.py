@@ -29,6 +29,7 @@ class Card:
     """A GPU of which every capture takes 10 bytes."""
 
     free: int = 1000
+    held: int = 0  # by this process's allocator
 
     def reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         platform = SimpleNamespace(
@@ -36,6 +37,7 @@ class Card:
             empty_cache=lambda: None,
             graph_pool=lambda: (0, 1),
             free_memory=lambda: self.free,
+            held_memory=lambda: self.held,
         )
         for module in (build, graph_memory):
             monkeypatch.setattr(module, "platform_of", lambda _: platform)
@@ -142,24 +144,58 @@ def test_all_are_captured_where_there_is_room(card: Card, caplog: pytest.LogCapt
     assert (memory.used, caplog.text) == (3 * GRAPH, "")
 
 
+def interrupted(memory: graph_memory.GraphMemory, card: Card, taken: int) -> None:
+    with memory.measured():
+        card.free -= taken
+        raise CaptureInterrupted
+
+
 @ON_CPU
 def test_what_a_capture_that_is_given_up_held_is_not_used(card: Card) -> None:
     """It is gone with the error, but for what is left: requests may interrupt captures for ever."""
     memory = graph_memory.GraphMemory(100)
-
-    def interrupted() -> None:
-        with memory.measured():
-            card.free -= 90
-            raise CaptureInterrupted
-
     for _ in range(3):
         with pytest.raises(CaptureInterrupted):
-            interrupted()
+            interrupted(memory, card, 90)
         card.free += 89
     assert not memory.is_spent
     with memory.measured():
         card.free -= GRAPH
     assert memory.used == GRAPH + 3
+
+
+@ON_CPU
+def test_what_failed_captures_leave_and_give_back_by_turns_does_not_add_up(card: Card) -> None:
+    memory = graph_memory.GraphMemory(100)
+    for left in (20, -20) * 10:
+        with pytest.raises(CaptureInterrupted):
+            interrupted(memory, card, left)
+        assert 0 <= memory.used <= 20
+    with memory.measured():
+        card.free -= GRAPH
+    assert memory.used == GRAPH
+    with memory.measured():
+        card.free -= GRAPH
+    assert memory.used == 2 * GRAPH
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("free", "held", "used"),
+    [
+        pytest.param(500, GRAPH, GRAPH, id="another process gives memory back"),
+        pytest.param(-3 * GRAPH, GRAPH, 3 * GRAPH, id="the driver keeps launches"),
+        pytest.param(7, -7, 0, id="this process gives memory back"),
+    ],
+)
+def test_graphs_take_what_the_device_lacks_or_the_allocator_holds(
+    free: int, held: int, used: int, card: Card
+) -> None:
+    memory = graph_memory.GraphMemory(100)
+    with memory.measured() as taken:
+        card.free, card.held = card.free + free, card.held + held
+        assert max(taken(), 0) == used
+    assert memory.used == used
 
 
 @pytest.mark.parametrize(

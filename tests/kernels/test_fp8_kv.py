@@ -19,6 +19,7 @@ from specengine.kernels.kv.fp8_rows import FP8, read_rows, write_rows
 from tests.kernels.test_paged_attention import FORK, SCALE, Inputs, inputs
 
 LENS = [(40, len(FORK)), (9, len(FORK))]
+ONE_EACH = [(15, 1), (1, 1), (180, 1)]  # the last has blocks of keys for each of two splits
 BACKENDS: tuple[Backend, ...] = ("torch", "triton")
 
 
@@ -104,11 +105,15 @@ def run_fused(given: Inputs, backend: Backend, num_splits: int | None) -> Writte
     return Written(out, *(cache.view(torch.uint8) for cache in pair))
 
 
-@pytest.mark.parametrize("trees", [None, [FORK, FORK]], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("lens", "trees"),
+    [(LENS, None), (LENS, [FORK, FORK]), (ONE_EACH, None)],
+    ids=["chain", "tree", "decode"],
+)
 def test_the_fused_kernel_sees_new_keys_as_later_forwards_do(
-    trees: list[list[int]] | None, device: torch.device
+    lens: list[tuple[int, int]], trees: list[list[int]] | None, device: torch.device
 ) -> None:
-    given = in_fp8(inputs(LENS, device, trees=trees))
+    given = in_fp8(inputs(lens, device, trees=trees))
     expected, found = (run_fused(given, backend, 2) for backend in BACKENDS)
     torch.testing.assert_close(found.out, expected.out, rtol=1e-5, atol=1e-4)
     assert torch.equal(found.k_bytes, expected.k_bytes)
@@ -118,7 +123,7 @@ def test_the_fused_kernel_sees_new_keys_as_later_forwards_do(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("num_splits", [None, 2])
-@pytest.mark.parametrize("lens", [LENS, [(15, 1), (1, 1), (300, 1)]], ids=["chain", "decode"])
+@pytest.mark.parametrize("lens", [LENS, ONE_EACH], ids=["chain", "decode"])
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_fused_kernel_takes_half_precision_over_fp8(

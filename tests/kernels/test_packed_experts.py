@@ -237,7 +237,7 @@ def test_a_row_does_not_depend_on_others(name: str, device: torch.device) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("is_direct", [False, True])

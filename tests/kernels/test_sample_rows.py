@@ -189,7 +189,7 @@ def test_more_in_the_interval_than_a_block_holds(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("vocab", [49_152, 128_256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_vocabularies(vocab: int, dtype: torch.dtype, row_backend: Backend) -> None:

@@ -104,7 +104,7 @@ def test_rows_that_lie_apart_and_depths(device: torch.device, row_backend: Backe
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("vocab", [49_152, 128_256])
 def test_large_vocabularies(vocab: int, row_backend: Backend) -> None:
     options = [Params(**{**vars(one), "seed": seed}) for seed in range(4) for one in EVERY_KIND]

@@ -68,6 +68,7 @@ def test_expanded_form_equals_the_absorbed_one(
     torch.testing.assert_close(expanded, absorbed, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
 def test_triton_backend_equals_pytorch(
     small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

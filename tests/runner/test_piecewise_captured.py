@@ -11,6 +11,7 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.runner.piecewise.pieces import Piece
 from tests.support.families import FAMILIES
+from tests.support.own_memory import count_own_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -71,12 +72,14 @@ def test_compiled_pieces_give_the_tokens_of_eager_ones_and_are_compiled_once(
     assert counts == [(3, 0), (0, 3)]
 
 
-def test_capture_of_smaller_sizes_takes_little_memory() -> None:
+def test_capture_of_smaller_sizes_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They use that of the largest again."""
+    count_own_memory(monkeypatch)
     flags = {"load_format": "dummy", "max_total_tokens": 4096, "cuda_graph_mode": "piecewise"}
     llm = LLM("smollm2-shape", **flags, piecewise_cuda_graph_tokens=(256, 512, 1024, 2048))
     pieces = llm.engine.parts.worker.runner.pieces
     largest = pieces.runner.graph_memory.used
+    assert largest > 0
     for capture in pieces.captures():
         capture()
     assert len(pieces.cache.captured) == 4

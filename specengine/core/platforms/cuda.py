@@ -63,6 +63,9 @@ class CudaPlatform(Platform):
     def free_memory(self) -> int:
         return int(torch.cuda.mem_get_info()[0])
 
+    def held_memory(self) -> int:
+        return torch.cuda.memory_reserved()
+
     def new_region(self) -> Region:
         return CudaRegion()
 

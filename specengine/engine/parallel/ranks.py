@@ -199,11 +199,13 @@ def _end(
 
 
 def _threads(device: torch.device, size: int) -> int | None:
-    """Threads of each rank, where ranks share a CPU; None where they do not."""
+    """Threads of each rank, this one among them, where ranks share a CPU: as many as this process
+    has, as far as there are cores for all. None where they do not share one."""
     if platform_of(device).is_accelerator:
         return None
-    threads = max(1, len(os.sched_getaffinity(0)) // size)
-    torch.set_num_threads(min(threads, torch.get_num_threads()))
+    share = max(1, len(os.sched_getaffinity(0)) // size)
+    threads = min(share, torch.get_num_threads())
+    torch.set_num_threads(threads)
     return threads
 
 

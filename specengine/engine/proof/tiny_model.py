@@ -47,7 +47,7 @@ def save_tiny_models(folder: Path) -> TinyModels:
     models = TinyModels(*(folder / name for name in names))
     save_tiny_model(models.target, seed=0)
     save_tiny_model(models.standalone, seed=1)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         _save_eagle(models.eagle)
         _save_eagle3(models.eagle3)
@@ -72,7 +72,7 @@ def save_tiny_model(folder: Path, seed: int) -> None:
         bos_token_id=1,
         **_measures(),
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).float()
     disable_progress_bar()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from specengine.core.parallel import Communicator, NoLink
 from specengine.core.platform import Platform, best_device, platform_of
@@ -18,8 +18,20 @@ _PLENTY = 0.75  # of the budget
 _LITTLE = 16 << 20  # bytes that a graph may add to a spent budget
 
 
+class _Reading(NamedTuple):
+    """In bytes."""
+
+    free: int  # on the device, whoever uses the rest
+    held: int  # by this process's allocator
+
+
 class GraphMemory:
     """The memory of one engine's graphs, which share a pool because no two of them run at once.
+
+    What graphs take is what the device has less afterwards: the driver keeps their launches, which
+    no allocator knows. Other processes may give memory back meanwhile, so it is never less than
+    what this process's allocator holds more. What others take meanwhile counts, for graphs cannot
+    have it any more.
 
     What a graph gives lies in the pool, where earlier graphs write when they run: read it, or copy
     it, before any other graph of the pool runs.
@@ -38,7 +50,8 @@ class GraphMemory:
         self.budget = budget
         self.communicator = communicator
         self.used = 0  # bytes, measured
-        self._before_failure: int | None = None  # bytes that were free, where a capture failed
+        self._before: _Reading | None = None  # the captures that failed since the last that did not
+        self._left = 0  # bytes of `used` that those have left
         self._is_measuring = False
         self._pool: Any = None
 
@@ -66,28 +79,37 @@ class GraphMemory:
             yield lambda: 0
             return
         self.platform.empty_cache()
-        self._count_failure()
-        free = self.platform.free_memory()
+        before = self._begin()
         self._is_measuring = True
         try:
-            yield lambda: self._taken_since(free)
-        except BaseException:
-            self._before_failure = free  # most of what it holds now goes with the error
-            raise
+            yield lambda: self._taken_since(before) - self._left
         finally:
             self._is_measuring = False
         self.platform.empty_cache()
-        self.used += self._taken_since(free)
+        self._count(self._taken_since(before))
+        self._before, self._left = None, 0
 
-    def _count_failure(self) -> None:
-        """What a failed capture has left is used, too. Counted before the next."""
-        if self._before_failure is not None:
-            self.used += max(self._taken_since(self._before_failure), 0)
-            self._before_failure = None
+    def _begin(self) -> _Reading:
+        """Behind captures that failed, what they have left is used, too, and counted now: much of
+        what one holds goes with its error. Measured from before the first of them, so that memory
+        which one leaves and another gives back does not add up."""
+        if self._before is None:
+            self._before = self._read()
+        else:
+            self._count(self._taken_since(self._before))
+        return self._before
 
-    def _taken_since(self, free: int) -> int:
-        """free: bytes, before."""
-        return self.communicator.greatest([free - self.platform.free_memory()])[0]
+    def _count(self, taken: int) -> None:
+        """taken: bytes, since `_before`."""
+        left = max(taken, 0)  # less where something else is gone
+        self.used, self._left = self.used + left - self._left, left
+
+    def _read(self) -> _Reading:
+        return _Reading(self.platform.free_memory(), self.platform.held_memory())
+
+    def _taken_since(self, before: _Reading) -> int:
+        now = self._read()
+        return self.communicator.greatest([max(before.free - now.free, now.held - before.held)])[0]
 
     def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
         """Give sizes one by one, from large to small, to be captured meanwhile; stop when the

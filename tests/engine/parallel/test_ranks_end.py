@@ -138,6 +138,23 @@ def test_closed_engine_ends_its_ranks_and_cannot_go_on(engine: LeadEngine) -> No
         engine.step()
 
 
+@pytest.mark.usefixtures("one_thread_a_rank")  # puts it back
+@pytest.mark.parametrize(
+    ("cores", "has", "expected"),
+    [
+        pytest.param(64, 1, 1, id="no more than rank 0 was given"),
+        pytest.param(4, 4, 2, id="no more than there are cores for"),
+        pytest.param(1, 1, 1, id="one at least"),
+    ],
+)
+def test_ranks_on_a_cpu_have_the_threads_of_rank_0(
+    cores: int, has: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    torch.set_num_threads(has)
+    assert ranks._threads(torch.device("cpu"), 2) == torch.get_num_threads() == expected
+
+
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:
     """What options tell alone: tests/engine/test_pairs.py."""
     with pytest.raises(ConfigError, match="--draft-tp-size 3: must be 1, or the 2"):
