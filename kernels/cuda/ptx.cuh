@@ -266,7 +266,7 @@ __device__ __forceinline__ void wait_for_cluster() {
 
 __device__ __forceinline__ int load_fresh_int(const int* at) {
   int v;
-  asm volatile("ld.global.s32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
   return v;
 }
 

@@ -37,7 +37,7 @@ class Pair:
             drawn, found = random.Random(rank), []
             for call in calls:
                 time.sleep(delays(drawn))
-                found.append(self.sides[rank](call[rank], call[2], gives_up_after=60))
+                found.append(self.sides[rank](call[rank], call[2], gives_up_after=20))
             return found
 
         return on_threads(2, one)
