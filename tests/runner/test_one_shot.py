@@ -238,7 +238,8 @@ def test_ranks_give_up_a_kernel_whose_words_do_not_arrive(
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="takes two cards")
 def test_two_cards_give_the_sums_of_nccl(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.runner.pair_on_cards", str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
+    root = Path(__file__).parents[2]
+    ranks = [subprocess.Popen([*command, str(rank)], cwd=root) for rank in range(2)]
     try:
         assert [one.wait(timeout=300) for one in ranks] == [0, 0]
     finally:
