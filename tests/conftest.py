@@ -127,6 +127,24 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
+def emulated_pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Compiled:
+    """As `emulated`, for two threads at once: a library runs one launch at a time, and each rank of
+    tests/support/pretended_ranks.py has its own."""
+    from specengine.core.parallel import communicator
+    from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
+
+    if COMPILER is None:
+        pytest.skip("no C++ compiler, or not Linux")
+    of_ranks = []
+    for rank in range(2):
+        libraries = kept_folder(request.config, f"rank{rank}-emulated", digest_of_sources())
+        of_ranks.append(compiler_into(tmp_path_factory.mktemp("emulated-rank"), libraries))
+    return lambda *given: of_ranks[communicator().rank](*given)
+
+
+@pytest.fixture(scope="session")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A random model of each registered family, saved as transformers saves them, by family."""
     place = tmp_path_factory.getbasetemp()  # of this process

@@ -1,9 +1,12 @@
-"""All-reduces of two GPUs of one host, NCCL's beside --enable-symm-mem's, by the rows of a round.
+"""The sum over two GPUs and its addition to the residual stream, by the rows of a round: that of
+NCCL, of PyTorch's one-shot kernel (both with an addition of their own), and that of
+specengine.kernels.ranks, which --enable-symm-mem takes.
 
     NCCL_NVLS_ENABLE=0 python benchmarks/parallel/all_reduces.py --out $OUT/all_reduces.json
 
-Needs no model. Both are captured, 64 in a graph. Whether each gives NCCL's bits is looked at in
-every replay, beside products of the same stream.
+Needs no model. Each is captured, 64 in a graph: alone, and behind the product of one row with half
+of an 8B model's output projection. Whether each gives NCCL's bits is looked at in every replay,
+beside products of the same stream. Ends with 1 where a rank has failed, or a sum is another.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,65 +25,119 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 from torch._C._distributed_c10d import FileStore  # noqa: E402
 
-from benchmarks.parallel.on_ranks import seconds_in_graph  # noqa: E402
+from benchmarks.parallel.on_ranks import seconds_of_many  # noqa: E402
+from specengine.core.platform import platform_of  # noqa: E402
+from specengine.kernels.linear import few_row  # noqa: E402
 from specengine.runner.capture import capture  # noqa: E402
-from specengine.runner.communicators.one_shot import OneShotCommunicator  # noqa: E402
+from specengine.runner.communicators.mapped_memory import MappedMemory  # noqa: E402
+from specengine.runner.communicators.one_shot import (  # noqa: E402
+    OneShotCommunicator,
+    PyTorchKernel,
+)
 from specengine.runner.communicators.torch_distributed import TorchCommunicator  # noqa: E402
 
 WIDTHS = {"135M": 576, "8B": 4096, "70B": 8192}
-ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 4, 8, 16, 32, 64)  # of which some are too many bytes for a kernel: NCCL's there
 _REPLAYS = 50
+Sum = Callable[[Tensor, Tensor], Tensor]  # of x over ranks, and stream + that
 
 
-class NCCL:
-    """The same communicator without its kernel."""
+def ways(ranks: OneShotCommunicator) -> dict[str, Sum]:
+    """By name. The last is what the engine takes."""
 
-    def __init__(self, ranks: TorchCommunicator) -> None:
-        self.ranks = ranks
+    def by_nccl(x: Tensor, stream: Tensor) -> Tensor:
+        return stream + TorchCommunicator.all_reduce(ranks, x)
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return TorchCommunicator.all_reduce(self.ranks, x)
+    other = PyTorchKernel(MappedMemory(ranks.store, ranks.rank, 2, ranks._group))
+    other.allocate()
+    ranks.greatest([0])  # both have
+    other.map()
+    found: dict[str, Sum] = {"NCCL": by_nccl, "PyTorch": other.add_up}
+    name = "NCCL again" if ranks.kernel is None else ranks.kernel.name
+    return found | {f"engine ({name})": ranks.all_reduce_add}
 
 
 def measure(ranks: OneShotCommunicator) -> dict[str, Any]:
-    found: dict[str, Any] = {"takes": ranks.is_one_kernel}
+    """Microseconds."""
+    found: dict[str, Any] = {"takes": None if ranks.kernel is None else ranks.kernel.name}
+    all_ways = ways(ranks)
     for name, width in WIDTHS.items():
         for count in ROWS:
-            x = torch.zeros(count, width, dtype=torch.bfloat16, device="cuda")
-            pair = [seconds_in_graph(one, x) * 1e6 for one in (NCCL(ranks), ranks)]
-            found[f"{name} {count}"] = [round(one, 1) for one in pair]
-            if ranks.rank == 0:
-                print(
-                    f"{name:>5} {count:>4} rows: NCCL {pair[0]:.1f} us, {pair[1]:.1f}", flush=True
-                )
+            x, stream = torch.zeros(2, count, width, dtype=torch.bfloat16, device="cuda")
+            if not ranks._takes(x):
+                continue
+            row = {way: alone(add, x, stream) for way, add in all_ways.items()}
+            found[f"{name} {count}"] = row
+            say(ranks, f"{name:>5} {count:>4} rows: {row}")
+    found["behind a product"] = behind_products(all_ways)
+    say(ranks, f"behind a product: {found['behind a product']}")
     found["same"] = {
-        str(dtype): are_same(ranks, dtype) for dtype in (torch.bfloat16, torch.float32)
+        f"{way} {dtype}": are_same(ranks, dtype, add)
+        for dtype in (torch.bfloat16, torch.float32)
+        for way, add in all_ways.items()
     }
     return found
 
 
-def are_same(ranks: OneShotCommunicator, dtype: torch.dtype) -> bool:
+def alone(add: Sum, x: Tensor, stream: Tensor) -> float:
+    return round(seconds_of_many(lambda: add(x, stream)) * 1e6, 2)
+
+
+def say(ranks: OneShotCommunicator, line: str) -> None:
+    if ranks.rank == 0:
+        print(line, flush=True)
+
+
+def behind_products(all_ways: dict[str, Sum]) -> dict[str, float]:
+    """A product and the sum behind it, and the product with the addition alone. 16 weights by
+    turns, so that none is in the cache."""
+    weights = torch.zeros(16, 4096, 2048, dtype=torch.bfloat16, device="cuda")
+    x = torch.zeros(1, 2048, dtype=torch.bfloat16, device="cuda")
+    stream, zeros = torch.zeros(2, 1, 4096, dtype=torch.bfloat16, device="cuda")
+
+    def seconds(add: Sum | None) -> float:
+        turn = iter(range(1 << 30))
+
+        def run() -> Tensor:
+            weight = weights[next(turn) % 16]
+            if add is None:
+                return few_row.linear_add(x, weight, stream)
+            return add(few_row.linear_add(x, weight, zeros), stream)
+
+        return seconds_of_many(run)
+
+    found = {"alone": seconds(None)} | {way: seconds(add) for way, add in all_ways.items()}
+    return {way: round(one * 1e6, 2) for way, one in found.items()}
+
+
+def are_same(ranks: OneShotCommunicator, dtype: torch.dtype, add: Sum) -> bool:
     """In graphs that multiply and sum by turns, as layers do; each replay with other numbers."""
     makes = torch.Generator("cuda").manual_seed(5 + ranks.rank)
+    both = torch.Generator("cuda").manual_seed(4)
     weight = torch.randn(4096, 4096, generator=makes, device="cuda").to(dtype) / 64
     x = torch.zeros(4, 4096, dtype=dtype, device="cuda")
 
-    def layers(one: Any) -> torch.Tensor:
+    def layers(one: Sum) -> Tensor:
         stream = x.clone()
         for _ in range(32):
-            stream = stream + one.all_reduce(stream @ weight) / 8
+            stream = one(stream @ weight / 8, stream)
         return stream
 
-    graphs = [capture(lambda one=one: layers(one), None) for one in (NCCL(ranks), ranks)]
+    def by_nccl(x: Tensor, stream: Tensor) -> Tensor:
+        return stream + TorchCommunicator.all_reduce(ranks, x)
+
+    platform = platform_of(torch.device("cuda"))
+    graphs = [capture(lambda one=one: layers(one), None, platform) for one in (by_nccl, add)]
+    same = True
     for _ in range(_REPLAYS):
-        x.copy_(torch.randn(4, 4096, generator=makes, device="cuda").to(dtype))
+        x.copy_(torch.randn(4, 4096, generator=both, device="cuda").to(dtype))
         for graph, _out in graphs:
             graph.replay()
-        if not torch.equal(graphs[0][1], graphs[1][1]):
-            return False
-    return True
+        same &= torch.equal(graphs[0][1], graphs[1][1])
+    return same
 
 
 def run(rank: int, folder: str) -> None:
@@ -92,7 +150,7 @@ def run(rank: int, folder: str) -> None:
     os._exit(0)  # a group of NCCL is never destroyed
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank", type=int, help="used by the script itself")
@@ -109,7 +167,8 @@ def main() -> None:
     if args.out is not None:
         args.out.write_text(json.dumps(found, indent=1))
     print([(one["takes"], one["same"]) for one in found], flush=True)
+    return int(codes != [0, 0] or not all(all(one["same"].values()) for one in found))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -64,9 +65,15 @@ class Reduces(Protocol):
 
 
 def seconds_in_graph(ranks: Reduces, x: torch.Tensor) -> float:
+    return seconds_of_many(lambda: ranks.all_reduce(x))
+
+
+def seconds_of_many(do: Callable[[], object]) -> float:
+    """Of one of many in a graph."""
+
     def run() -> None:
         for _ in range(_MANY):
-            ranks.all_reduce(x)
+            do()
 
     platform = platform_of(torch.device("cuda"))
     graph, _ = capture(run, None, platform)

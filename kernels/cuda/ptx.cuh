@@ -263,3 +263,30 @@ __device__ __forceinline__ void arrive_in_cluster() {
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+
+__device__ __forceinline__ int load_fresh_int(const int* at) {
+  int v;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+  return v;
+}
+
+// Two words, each of which arrives whole, into memory that may be another GPU's.
+__device__ __forceinline__ void send_words(u64* at, u64 first, u64 second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" :: "l"(at), "l"(first), "l"(second)
+               : "memory");
+}
+
+// What stands there, of what another GPU may write at the same time.
+__device__ __forceinline__ void look_at_words(const u64* at, u64& first, u64& second) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(first), "=l"(second) : "l"(at)
+               : "memory");
+}
+
+__device__ __forceinline__ u64 nanoseconds() {
+  u64 v;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
+  return v;
+}
+
+// Ends the kernel; every later call into CUDA fails.
+__device__ __forceinline__ void fail() { asm volatile("trap;"); }

@@ -35,6 +35,11 @@ class Communicator(Protocol):
         """The sum over ranks, in the shape and dtype of x. May write over x."""
         ...
 
+    def all_reduce_add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """``stream + all_reduce(x)``, the sum rounded before the addition. stream: of x's shape and
+        dtype, the same on all ranks, not modified. May write over x."""
+        return stream + self.all_reduce(x)
+
     def all_gather(self, x: Tensor) -> Tensor:
         """[...] -> [size, ...], by rank."""
         ...
@@ -44,7 +49,7 @@ class Communicator(Protocol):
         ...
 
 
-class Alone:
+class Alone(Communicator):
     """The only rank."""
 
     rank, size = 0, 1

@@ -220,7 +220,7 @@ class RowParallelLinear(Linear):
             self._zeros = stream.new_zeros(few_row.MAX_ROWS, self.out_features)
         # Each rank's product alone is rounded, as that of `forward` is, and not with the stream.
         product = few_row.linear_add(x, self.plain, self._zeros[: len(x)])
-        return stream + self.ranks.all_reduce(product)
+        return self.ranks.all_reduce_add(product, stream)
 
     def cuts(self, kind: str) -> Sequence[AnyCut | None]:
         if kind == "bias":

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specengine.core.parallel import split_over
+from specengine.core.parallel import Communicator, split_over
 
 T = TypeVar("T")
 
 
-class PretendedRanks:
+class PretendedRanks(Communicator):
     """Several ranks that all hold what this one does. A sum that was not made shows."""
 
     def __init__(self, size: int, rank: int = 0) -> None:
@@ -31,7 +31,7 @@ class PretendedRanks:
         return list(numbers)
 
 
-class ThreadRanks:
+class ThreadRanks(Communicator):
     """Ranks that are threads of this process."""
 
     def __init__(self, rank: int, size: int, meeting: threading.Barrier, table: list[Any]) -> None:

@@ -2,138 +2,162 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    PrefixStore,
-    ProcessGroup,
-    Store,
-    _register_process_group,
-    _SymmetricMemory,
-)
+from torch._C._distributed_c10d import Store
 
 from specengine.kernels.precompile import current
+from specengine.kernels.ranks import pair_sum
+from specengine.kernels.ranks.pair_sum import PairSum
+from specengine.runner.communicators.mapped_memory import GROUP, MappedMemory
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
+from specengine.runner.communicators.trial import Trial
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
-_GROUP = "specengine"
-_ALIGNED = 16  # bytes that the kernel moves at once
-_DTYPES = (torch.bfloat16, torch.float32)  # that the kernel adds; float16 is NCCL's
-_TO_MAP = timedelta(seconds=60)  # for the other rank's handles, once both have allocated
-LARGEST = 512 << 10  # bytes; of more, NCCL's transfer is the faster one
+_TRIAL = 20  # seconds that a sum of the trial may wait for the other rank
+
+
+class SumKernel(Protocol):
+    """A kernel that adds up what two ranks have. All of it is called on both ranks, in one order.
+    Each step raises RuntimeError where it cannot be."""
+
+    name: str
+
+    def allocate(self) -> None:
+        """Waits for nobody."""
+        ...
+
+    def map(self) -> None:
+        """The other rank's memory, too. Waits for that rank."""
+        ...
+
+    def pass_trial(self, trial: Trial) -> None:
+        """Ends, whatever the other rank does."""
+        ...
+
+    def add_up(self, x: Tensor, stream: Tensor | None) -> Tensor:
+        """x: what pair_sum.takes. The sum over ranks or, rounded again, ``stream + `` that."""
+        ...
+
+
+class OwnKernel:
+    """That of specengine.kernels.ranks: sum and addition in one, between its neighbours without a
+    gap (dependent launch)."""
+
+    name = "pair_sum"
+
+    def __init__(self, memory: MappedMemory) -> None:
+        self.memory = memory
+
+    def allocate(self) -> None:
+        if not pair_sum.can_run(torch.device("cuda", torch.cuda.current_device())):
+            raise RuntimeError("pair_sum needs NVIDIA's Python bindings and a Hopper card or newer")
+        self.mailbox = self.memory.allocate(pair_sum.MAILBOX, torch.uint8)
+
+    def map(self) -> None:
+        self.sum = PairSum(self.mailbox, self.memory.map(self.mailbox))
+
+    def pass_trial(self, trial: Trial) -> None:
+        def run(x: Tensor, stream: Tensor | None) -> Tensor:
+            return self.sum(x, stream, gives_up_after=_TRIAL)
+
+        trial.run_in_turns(run)
+        trial.run_in_graph(run)
+
+    def add_up(self, x: Tensor, stream: Tensor | None) -> Tensor:
+        return self.sum(x, stream)
+
+
+class PyTorchKernel:
+    """PyTorch's, and its addition. It waits for the other rank's at its start and at its end."""
+
+    name = "PyTorch's one-shot all-reduce"
+
+    def __init__(self, memory: MappedMemory) -> None:
+        self.memory = memory
+        self.buffers: dict[torch.dtype, Tensor] = {}
+
+    def allocate(self) -> None:
+        for dtype in pair_sum.DTYPES:
+            size = pair_sum.LARGEST // dtype.itemsize
+            self.buffers[dtype] = self.memory.allocate(size, dtype)
+
+    def map(self) -> None:
+        for buffer in self.buffers.values():
+            self.memory.meet(buffer)
+
+    def pass_trial(self, trial: Trial) -> None:
+        """Nothing ends its kernel where the other rank does not come: all sums are made before one
+        is looked at."""
+        trial.run_once(self.add_up)
+
+    def add_up(self, x: Tensor, stream: Tensor | None) -> Tensor:
+        own = x.contiguous().view(-1)
+        out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
+            self.buffers[x.dtype][: x.numel()], own, "sum", GROUP
+        )
+        found = out.view(x.shape)
+        return found if stream is None else stream + found
+
+
+KERNELS: tuple[Callable[[MappedMemory], SumKernel], ...] = (OwnKernel, PyTorchKernel)
 
 
 class OneShotCommunicator(TorchCommunicator):
-    """For two ranks. Each reads what both have written, and adds it up: two numbers have one sum in
-    either order, so that both ranks have the same bits, and those of NCCL.
+    """For two ranks. Each adds up what both have: two numbers have one sum in either order, so that
+    both ranks have the same bits, and those of NCCL.
 
-    The kernel is PyTorch's (symmetric memory), and waits for the other rank's at its start and at
-    its end: kernels of one stream take turns with the buffer. NCCL does what is larger, what is of
-    another type, and all of it where the memory cannot be mapped.
+    The first of KERNELS that gives these on both ranks is taken. NCCL does what is larger, what is
+    of another type, and all of it where there is no such kernel.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Waits until both ranks are there."""
-        self._buffers: dict[torch.dtype, Tensor] = {}
+        self.kernel: SumKernel | None = None
         super().__init__(store, rank, size, device)
         # Whatever fails on one rank alone, the other learns before it waits for that rank: the host
-        # at the rendezvous, the kernel on the device, where nothing would end it.
-        buffers = self._agreed(self._allocate, PrefixStore("symmetric", store))
-        if buffers is None or self._agreed(self._map, buffers, store) is None:
-            return
-        if self._agreed(self._check_sums, buffers, device) is not None:
-            self._buffers = buffers
+        # at the rendezvous, the kernel on the device.
+        memory = MappedMemory(store, rank, size, self._group)
+        if self._agreed("symmetric memory", memory.name_group):
+            trial = Trial(rank, device, super().all_reduce)
+            kernels = (make(memory) for make in KERNELS)
+            self.kernel = next((one for one in kernels if self._can_use(one, trial)), None)
+        if self.kernel is None:
+            logger.warning("all-reduces are NCCL's alone")
 
-    def _agreed(self, do: Callable[..., T], *given: Any) -> T | None:
-        """What it gives; None where it has failed on either rank. Both call this."""
-        found, error = None, None
+    def _can_use(self, kernel: SumKernel, trial: Trial) -> bool:
+        steps = kernel.allocate, kernel.map, lambda: kernel.pass_trial(trial)
+        return all(self._agreed(kernel.name, step) for step in steps)
+
+    def _agreed(self, name: str, do: Callable[[], None]) -> bool:
+        """Whether it has failed on neither rank. Both call this."""
+        error: RuntimeError | None = None
         try:
-            found = do(*given)
+            do()
         except RuntimeError as raised:
             error = raised
-            logger.warning("all-reduces are NCCL's alone: %s", error)
-        return found if self.greatest([int(error is not None)]) == [0] else None
+            logger.warning("sums of two ranks go without %s: %s", name, error)
+        return self.greatest([int(error is not None)]) == [0]
 
     @property
     def is_one_kernel(self) -> bool:
         """Whether sums of few rows are; else all are NCCL's."""
-        return bool(self._buffers)
+        return self.kernel is not None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        place = self._buffers.get(x.dtype) if x.is_cuda else None
-        size = x.numel() * x.itemsize
-        if place is None or not 0 < size <= LARGEST or size % _ALIGNED or current() is not None:
+        if self.kernel is None or not self._takes(x):
             return super().all_reduce(x)
-        return self._add_up(x, place)
+        return self.kernel.add_up(x, None)
 
-    def _add_up(self, x: Tensor, place: Tensor) -> Tensor:
-        """x: contiguous or not; the sum is."""
-        own = x.contiguous().view(-1)
-        out: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            place[: x.numel()], own, "sum", _GROUP
-        )
-        return out.view(x.shape)
+    def all_reduce_add(self, x: Tensor, stream: Tensor) -> Tensor:
+        if self.kernel is None or not self._takes(x):
+            return stream + super().all_reduce(x)
+        return self.kernel.add_up(x, stream)
 
-    def _allocate(self, store: Store) -> dict[torch.dtype, Tensor]:
-        """A buffer a type, of LARGEST bytes, in memory that the other rank can map. Waits for
-        nobody."""
-        symmetric: Any = _SymmetricMemory
-        # The kernel has no use for NVLink's multicast, and its set-up can fail or hang.
-        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-        # Engines of --dp-size each see their own card alone, under the same number.
-        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
-        self._name_group(store)
-        card = torch.device("cuda", torch.cuda.current_device())
-        return {
-            dtype: symmetric.empty_strided_p2p(
-                (LARGEST // dtype.itemsize,), (1,), dtype, card, _GROUP
-            )
-            for dtype in _DTYPES
-        }
-
-    def _map(self, buffers: dict[torch.dtype, Tensor], store: Store) -> bool:
-        """The other rank's, too. Waits for it, as long as the store does."""
-        symmetric: Any = _SymmetricMemory
-        before = store.timeout  # type: ignore[attr-defined]  # not in PyTorch's stubs
-        store.set_timeout(_TO_MAP)
-        try:
-            for buffer in buffers.values():
-                symmetric.rendezvous(buffer, _GROUP)
-        finally:
-            store.set_timeout(before)
-        return True
-
-    def _name_group(self, store: Store) -> None:
-        """Symmetric memory finds the ranks by the name of a group."""
-        group: Any = ProcessGroup(store, self.rank, self.size)
-        kind = ProcessGroup.BackendType.NCCL
-        group._set_default_backend(kind)
-        group._register_backend(torch.device("cuda"), kind, self._group)
-        group._set_group_name(_GROUP)
-        register: Any = _register_process_group
-        register(_GROUP, group)
-        # The registry does not keep it; and no group is ever destroyed (torch_distributed.py).
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-    def _check_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
-        """Raises RuntimeError where they are not NCCL's. Both ranks make all sums, whatever one of
-        them finds: else the other would wait."""
-        makes = torch.Generator(device).manual_seed(self.rank)
-        others = []
-        for dtype, place in buffers.items():
-            x = torch.randn(4096, generator=makes, device=device).to(dtype)
-            found = self._add_up(x, place)
-            if not torch.equal(found, super().all_reduce(x.clone())):
-                others.append(dtype)
-        if others:
-            raise RuntimeError(f"other sums of {others}")
-        return True
+    def _takes(self, x: Tensor) -> bool:
+        return x.is_cuda and pair_sum.takes(x) and current() is None

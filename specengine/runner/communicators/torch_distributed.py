@@ -23,13 +23,13 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from specengine.core.parallel import FAILED_EXIT
+from specengine.core.parallel import FAILED_EXIT, Communicator
 from specengine.kernels.precompile import current
 
 _PATIENCE = timedelta(minutes=10)  # a rank may load or capture while others wait
 
 
-class TorchCommunicator:
+class TorchCommunicator(Communicator):
     """Process groups of its own: torch.distributed's global one stays as it is, so that one process
     may have several of these, one after the other or together.
 

@@ -5,6 +5,7 @@
 // nothing about races between warps, or about speed.
 #pragma once
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <algorithm>

@@ -117,6 +117,23 @@ inline int multiprocessor() {
 }
 inline void tell(int* flag, int value) { *flag = value; }
 
+inline int load_fresh_int(const int* at) { return *at; }
+// Another launch, of another thread and library, may be at the same words.
+inline void send_words(u64* at, u64 first, u64 second) {
+  __atomic_store_n(at, first, __ATOMIC_RELAXED);
+  __atomic_store_n(at + 1, second, __ATOMIC_RELAXED);
+}
+inline void look_at_words(const u64* at, u64& first, u64& second) {
+  first = __atomic_load_n(at, __ATOMIC_RELAXED);
+  second = __atomic_load_n(at + 1, __ATOMIC_RELAXED);
+}
+inline u64 nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+inline void fail() { abort(); }
+
 // Copies of each thread, by groups. Everything lands at the last moment.
 struct Copy {
   u32 to;

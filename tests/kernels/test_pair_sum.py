@@ -1,0 +1,141 @@
+"""Sums of two ranks, each a thread with a library of its own, on a CPU: bits, turns and slots."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.core.parallel import communicator, split_over
+from specengine.kernels.ranks import pair_sum
+from specengine.kernels.ranks.pair_sum import PairSum
+from tests.kernels.emulated_cuda import Compiled
+from tests.support.pretended_ranks import PretendedRanks, on_threads
+
+Call = tuple[Tensor, Tensor, Tensor | None]  # what each rank has, and the stream
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both ranks' sides, and the memory that the other writes into."""
+
+    sides: tuple[PairSum, PairSum]
+    mailboxes: tuple[Tensor, Tensor]
+
+    def run(
+        self, calls: list[Call], delays: Callable[[random.Random], float]
+    ) -> list[list[Tensor]]:
+        """What all calls give on each rank. delays: seconds before a call."""
+
+        def one() -> list[Tensor]:
+            rank = communicator().rank
+            drawn, found = random.Random(rank), []
+            for call in calls:
+                time.sleep(delays(drawn))
+                found.append(self.sides[rank](call[rank], call[2], gives_up_after=20))
+            return found
+
+        return on_threads(2, one)
+
+
+@pytest.fixture
+def pair(emulated_pair: Compiled, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setattr(pair_sum, "compiled", emulated_pair)
+    a, b = (torch.zeros(pair_sum.MAILBOX, dtype=torch.uint8) for _ in range(2))
+    return Pair((PairSum(a, b), PairSum(b, a)), (a, b))
+
+
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, with_stream: bool) -> Call:
+    """Of very different sizes, so that each rounding shows."""
+    a, b, stream = (
+        (torch.randn(shape) * torch.randn(shape).mul(4).exp()).to(dtype) for _ in range(3)
+    )
+    return a, b, stream if with_stream else None
+
+
+def expected(call: Call) -> Tensor:
+    summed = call[0] + call[1]
+    return summed if call[2] is None else call[2] + summed
+
+
+def at_once(_: random.Random) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize("dtype", pair_sum.DTYPES)
+@pytest.mark.parametrize("with_stream", [False, True])
+def test_sum_has_the_bits_of_separate_operations(
+    pair: Pair, dtype: torch.dtype, with_stream: bool
+) -> None:
+    torch.manual_seed(0)
+    shapes = [(1, 8), (1, 576), (3, 1048), (4, 520)]
+    calls = [drawn(shape, dtype, with_stream) for shape in shapes]
+    for found in pair.run(calls, at_once):
+        for one, call in zip(found, calls, strict=True):
+            assert torch.equal(one, expected(call))
+
+
+def test_calls_of_varying_sizes_keep_their_turns_when_ranks_are_late(pair: Pair) -> None:
+    torch.manual_seed(1)
+    drawing = random.Random(2)
+    calls = [
+        drawn((drawing.choice([1, 2, 5]), 640), dtype, drawing.random() < 0.5)
+        for dtype in drawing.choices(pair_sum.DTYPES, k=60)
+    ]
+
+    def delays(own: random.Random) -> float:
+        return own.choice([0.0, 0.0, 0.0, 0.02])
+
+    for found in pair.run(calls, delays):
+        assert all(torch.equal(one, expected(call)) for one, call in zip(found, calls, strict=True))
+
+
+def test_turns_go_on_beyond_32_bits(pair: Pair) -> None:
+    for side in pair.sides:
+        side._turns.fill_(-4)
+    call = drawn((1, 64), torch.float32, True)
+    for found in pair.run([call] * 8, at_once):
+        assert all(torch.equal(one, expected(call)) for one in found)
+
+
+def test_words_of_a_turn_stay_while_the_sender_is_one_turn_ahead(pair: Pair) -> None:
+    first, second = (drawn((1, 1032), torch.float32, False) for _ in range(2))
+    for call in (first, second):  # it does not wait, and would not begin a third one
+        pair.sides[0](call[0], gives_up_after=0)
+    with split_over(PretendedRanks(2, 1)):
+        for call in (first, second):
+            assert torch.equal(pair.sides[1](call[1], gives_up_after=0), expected(call))
+
+
+def test_rank_that_is_alone_gives_up_where_it_may(pair: Pair) -> None:
+    x = drawn((1, 64), torch.bfloat16, False)[0]
+    assert pair.sides[0](x, gives_up_after=0).shape == x.shape
+
+
+def test_operands_that_are_not_aligned_or_contiguous_are_taken(pair: Pair) -> None:
+    a, b, stream = (torch.randn(8 * 36 + 1).bfloat16()[1:].view(8, 36)[:, :32] for _ in range(3))
+    for found in pair.run([(a, b, stream)], at_once):
+        assert torch.equal(found[0], stream + (a + b))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "is_taken"),
+    [
+        ((1, 8), torch.bfloat16, True),
+        ((64, 4096), torch.bfloat16, True),
+        ((64, 4104), torch.bfloat16, False),
+        ((1, 9), torch.bfloat16, False),
+        ((0, 8), torch.bfloat16, False),
+        ((1, 8), torch.float16, False),
+        ((32, 4096), torch.float32, True),
+    ],
+)
+def test_other_sizes_and_types_are_refused(
+    shape: tuple[int, ...], dtype: torch.dtype, is_taken: bool
+) -> None:
+    assert pair_sum.takes(torch.empty(shape, dtype=dtype)) is is_taken
