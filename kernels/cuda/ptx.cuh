@@ -47,6 +47,19 @@ __device__ __forceinline__ u16 load_fresh_one(const u16* at) {
   return v;
 }
 
+// Four values of half precision.
+__device__ __forceinline__ uint2 load_fresh_four(const u16* at) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float widen_float16(u16 v) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+  return f;
+}
+
 __device__ __forceinline__ float widen(u16 v) {
   float f;
 #if TYPE == 0
@@ -75,6 +88,24 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
 #else
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#endif
+  return v;
+}
+
+// v & mask | bits, at once.
+__device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
+  return r;
+}
+
+// Differences of two pairs, each rounded once.
+__device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
+  u32 v;
+#if TYPE == 0
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#else
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
 #endif
   return v;
 }

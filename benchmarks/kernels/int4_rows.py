@@ -1,0 +1,139 @@
+"""Products with 4-bit weights for few rows on a GPU: the tiles of the CUDA kernel beside Triton's.
+
+    python benchmarks/kernels/int4_rows.py [--json FILE] [--seconds N]
+
+Each tile is first compared with a product in float64 of the same codes, and each row with itself
+alone, bit for bit. A time is that of a captured graph over copies of the weight that exceed the L2
+cache. Layers of an 8B and of a 1B, groups of 128.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from quantised import copies_of, draw, expected, four_bits, graph_us
+
+from specengine.kernels.linear import int_linear_cuda, int_linear_triton
+from specengine.kernels.linear.int_linear_cuda import Tile
+from specengine.kernels.linear.quantised import IntWeight
+from specengine.kernels.precompile import precompile
+from specengine.lab.environment import environment
+
+# Outputs and inputs.
+SHAPES = {
+    "8B qkv": (6144, 4096),
+    "8B o": (4096, 4096),
+    "8B gate_up": (28672, 4096),
+    "8B down": (4096, 14336),
+    "1B o": (2048, 2048),
+    "1B down": (2048, 8192),
+}
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+# Of the depth: the order of a sum follows from the warps, and they from the depth.
+TILES = [
+    *(
+        Tile(sixteens, 8, slots)
+        for sixteens, slots in ((1, 4), (1, 7), (2, 2), (2, 4), (4, 2), (4, 4))
+    ),
+    *(Tile(sixteens, 16, slots) for sixteens, slots in ((1, 4), (2, 2), (2, 4))),
+    *(Tile(sixteens, 4, slots) for sixteens, slots in ((2, 4), (2, 8))),
+    *(Tile(sixteens, 8, 4, 0) for sixteens in (2, 4)),
+]
+Call = Callable[[Tensor, IntWeight], Tensor]
+
+
+def tiled(x: Tensor, weight: IntWeight, tile: Tile) -> Tensor:
+    return int_linear_cuda.int_linear(x, weight, None, tile)
+
+
+def forms() -> dict[str, Call]:
+    cuda: dict[str, Call] = {str(tile): partial(tiled, tile=tile) for tile in TILES}
+    return {"Triton": lambda x, weight: int_linear_triton.int_linear(x, weight, None), **cuda}
+
+
+def compile_all(weights: Sequence[IntWeight]) -> None:
+    """On all cores, before anything is timed."""
+    with precompile():
+        for weight in weights:
+            for rows in ROWS:
+                for call in forms().values():
+                    call(draw(rows, weight.shape[1]), weight)
+
+
+def check(weight: IntWeight) -> list[dict[str, Any]]:
+    """Largest error of each form beside the largest value, and whether a row alone is itself."""
+    found, most = [], max(ROWS)
+    x = draw(most, weight.shape[1])
+    truth = expected(x, weight)
+    for name, call in forms().items():
+        for rows in (1, 7, 16, 37, most):
+            out = call(x[:rows], weight)
+            error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
+            alone = torch.stack([call(x[i : i + 1], weight)[0] for i in (0, rows - 1)])
+            same = torch.equal(alone, out[[0, rows - 1]])
+            found.append({"form": name, "rows": rows, "error": error, "row alone equal": same})
+    return found
+
+
+def time_shape(shape: str, until: float) -> list[dict[str, Any]]:
+    weight = draw(*SHAPES[shape], SHAPES[shape][1] ** -0.5)
+    held = copies_of(lambda one: four_bits(one, True), weight, 4.19)
+    read = held[0].num_bytes
+    found: list[dict[str, Any]] = []
+    for rows in ROWS:
+        x = draw(rows, weight.shape[1])
+        for name, call in forms().items():
+            if time.monotonic() > until:
+                return found
+            us = graph_us(partial(call, x), held)
+            found.append(
+                {"shape": shape, "form": name, "rows": rows, "us": us, "TB/s": read / us / 1e6}
+            )
+    return found
+
+
+def print_shape(shape: str, found: Sequence[dict[str, Any]]) -> None:
+    print(f"\n{shape} {list(SHAPES[shape])}, us a product (TB/s of weights)")
+    print(f"{'form':>22}" + "".join(f"{rows:>14}" for rows in ROWS))
+    for name in forms():
+        cells = (f"{one['us']:7.1f} ({one['TB/s']:4.2f})" for one in found if one["form"] == name)
+        print(f"{name:>22}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop timing after so many")
+    args = parser.parse_args()
+    until = time.monotonic() + args.seconds
+    torch.manual_seed(0)
+    made = four_bits(draw(*SHAPES["8B o"], SHAPES["8B o"][1] ** -0.5), True)
+    compile_all([made])
+    print(f"compiled; {until - time.monotonic():.0f} s left", flush=True)
+    checks = check(made)
+    for one in checks:
+        if one["error"] > 0.01 or not one["row alone equal"]:
+            print("WRONG", one)
+    print("largest error", max(one["error"] for one in checks), flush=True)
+    figures = []
+    for shape in SHAPES:
+        figures += (found := time_shape(shape, until))
+        print_shape(shape, found)
+    if args.json is not None:
+        facts = {"environment": environment(), "checks": checks, "figures": figures}
+        args.json.write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()
