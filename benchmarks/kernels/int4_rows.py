@@ -13,7 +13,9 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from quantised import copies_of, draw, expected, four_bits, graph_us
 
 from specengine.kernels.linear import int_linear_cuda, int_linear_triton
-from specengine.kernels.linear.int_linear_cuda import Tile
+from specengine.kernels.linear.int_linear_cuda import FewTile, ManyTile
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 from specengine.lab.environment import environment
@@ -39,27 +41,38 @@ SHAPES = {
     "1B o": (2048, 2048),
     "1B down": (2048, 8192),
 }
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-# Of the depth: the order of a sum follows from the warps, and they from the depth.
-TILES = [
+ROWS = (1, 4, 8, 16, 32, 64, 128)
+FEW = [
     *(
-        Tile(sixteens, 8, slots)
-        for sixteens, slots in ((1, 4), (1, 7), (2, 2), (2, 4), (4, 2), (4, 4))
+        FewTile(sixteens, 8, slots)
+        for sixteens, slots in ((1, 4), (1, 7), (2, 2), (2, 4), (4, 2), (4, 3))
     ),
-    *(Tile(sixteens, 16, slots) for sixteens, slots in ((1, 4), (2, 2), (2, 4))),
-    *(Tile(sixteens, 4, slots) for sixteens, slots in ((2, 4), (2, 8))),
-    *(Tile(sixteens, 8, 4, 0) for sixteens in (2, 4)),
+    *(FewTile(sixteens, 16, slots) for sixteens, slots in ((1, 4), (2, 2), (2, 4))),
+    *(FewTile(sixteens, 4, slots) for sixteens, slots in ((2, 4), (2, 8))),
+    FewTile(2, 8, 4, 0),
+    FewTile(4, 8, 2, 0),
 ]
+MANY = [
+    *(ManyTile(2, 8, cluster, 3) for cluster in (1, 4, 8)),
+    *(ManyTile(2, 4, cluster, slots) for cluster, slots in ((1, 4), (2, 3), (4, 3), (8, 3))),
+    *(ManyTile(1, 8, cluster, 3) for cluster in (1, 4, 8)),
+]
+FEWEST_OF_MANY = 8  # rows
 Call = Callable[[Tensor, IntWeight], Tensor]
 
 
-def tiled(x: Tensor, weight: IntWeight, tile: Tile) -> Tensor:
+def tiled(x: Tensor, weight: IntWeight, tile: FewTile | ManyTile) -> Tensor:
     return int_linear_cuda.int_linear(x, weight, None, tile)
 
 
 def forms() -> dict[str, Call]:
-    cuda: dict[str, Call] = {str(tile): partial(tiled, tile=tile) for tile in TILES}
+    cuda: dict[str, Call] = {str(tile): partial(tiled, tile=tile) for tile in (*FEW, *MANY)}
     return {"Triton": lambda x, weight: int_linear_triton.int_linear(x, weight, None), **cuda}
+
+
+def fits(name: str, rows: int) -> bool:
+    """Whether a form is timed with so many rows."""
+    return rows >= FEWEST_OF_MANY or not name.startswith("many")
 
 
 def compile_all(weights: Sequence[IntWeight]) -> None:
@@ -67,12 +80,14 @@ def compile_all(weights: Sequence[IntWeight]) -> None:
     with precompile():
         for weight in weights:
             for rows in ROWS:
-                for call in forms().values():
-                    call(draw(rows, weight.shape[1]), weight)
+                for name, call in forms().items():
+                    if fits(name, rows):
+                        call(draw(rows, weight.shape[1]), weight)
 
 
 def check(weight: IntWeight) -> list[dict[str, Any]]:
-    """Largest error of each form beside the largest value, and whether a row alone is itself."""
+    """Largest error of each form beside the largest value, and whether a row alone is itself, and
+    of many rows what it is among few."""
     found, most = [], max(ROWS)
     x = draw(most, weight.shape[1])
     truth = expected(x, weight)
@@ -82,6 +97,8 @@ def check(weight: IntWeight) -> list[dict[str, Any]]:
             error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
             alone = torch.stack([call(x[i : i + 1], weight)[0] for i in (0, rows - 1)])
             same = torch.equal(alone, out[[0, rows - 1]])
+            if name.startswith("many"):
+                same = same and torch.equal(out, tiled(x[:rows], weight, FEW[0]))
             found.append({"form": name, "rows": rows, "error": error, "row alone equal": same})
     return found
 
@@ -96,6 +113,8 @@ def time_shape(shape: str, until: float) -> list[dict[str, Any]]:
         for name, call in forms().items():
             if time.monotonic() > until:
                 return found
+            if not fits(name, rows):
+                continue
             us = graph_us(partial(call, x), held)
             found.append(
                 {"shape": shape, "form": name, "rows": rows, "us": us, "TB/s": read / us / 1e6}
@@ -105,10 +124,14 @@ def time_shape(shape: str, until: float) -> list[dict[str, Any]]:
 
 def print_shape(shape: str, found: Sequence[dict[str, Any]]) -> None:
     print(f"\n{shape} {list(SHAPES[shape])}, us a product (TB/s of weights)")
-    print(f"{'form':>22}" + "".join(f"{rows:>14}" for rows in ROWS))
+    print(f"{'form':>34}" + "".join(f"{rows:>14}" for rows in ROWS))
     for name in forms():
-        cells = (f"{one['us']:7.1f} ({one['TB/s']:4.2f})" for one in found if one["form"] == name)
-        print(f"{name:>22}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+        timed = {one["rows"]: one for one in found if one["form"] == name}
+        cells = (
+            f"{timed[rows]['us']:.1f} ({timed[rows]['TB/s']:.2f})" if rows in timed else ""
+            for rows in ROWS
+        )
+        print(f"{name:>34}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
 
 
 def main() -> None:
@@ -119,12 +142,16 @@ def main() -> None:
     until = time.monotonic() + args.seconds
     torch.manual_seed(0)
     made = four_bits(draw(*SHAPES["8B o"], SHAPES["8B o"][1] ** -0.5), True)
+    assert made.zero is not None
+    made = replace(made, zero=torch.randint_like(made.zero, 17))
     compile_all([made])
     print(f"compiled; {until - time.monotonic():.0f} s left", flush=True)
     checks = check(made)
+    wrong = defaultdict(list)
     for one in checks:
         if one["error"] > 0.01 or not one["row alone equal"]:
-            print("WRONG", one)
+            wrong[one["form"]].append((one["rows"], one["error"], one["row alone equal"]))
+    print("wrong:", dict(wrong) or "none")
     print("largest error", max(one["error"] for one in checks), flush=True)
     figures = []
     for shape in SHAPES:

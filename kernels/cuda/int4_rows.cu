@@ -1,100 +1,32 @@
 // Linear layer for few rows with a weight of 4 bits: out[r, o] = sum_k x[r, k] w[o, k] (+ bias[o]),
 // w[o, k] = (code[o, k] - zero[o, k / GROUP]) scale[o, k / GROUP].
 //
-// Compile-time: TYPE (0 bfloat16, 1 float16), NT (tiles of 16 outputs a block), MT (tiles of 8 rows
-// a block), WARPS, SLOTS (stages of a warp whose copies are on their way), GROUP (columns of a scale,
-// a multiple of 32), SCALE (0 bfloat16, 1 float16, 2 float32), ZERO (0 none: 8; 1 uint8; 2 float32),
-// BIAS.
+// Compile-time: those of int4.cuh, NT (tiles of 16 outputs a block), MT (tiles of 8 rows a block),
+// WARPS, SLOTS (stages of a warp whose copies are on their way), BIAS.
 //
 // A block computes 16 NT outputs of 8 MT rows; its warps take stages of 128 columns in turn. Codes go
 // through a ring in shared memory that each warp has for itself, so that many are on their way and
-// none takes a register. Of 16 bytes of codes the low halves are 16 columns and the high halves the 16
-// behind them (IntWeight); a thread takes 4 bytes of each row, and the columns that they hold stand
-// for the places of the fragment that it holds. x takes the same places.
-//
-// The weight is the left operand of the matrix unit: outputs are its rows. Codes are put into the
-// mantissa of 128 (1024 in float16), less 128 + zero, which is exact; the sum of a group is scaled in
-// float32. A zero that is no whole number is taken from the sum: zero times the sum of x.
+// none takes a register.
 //
 // Codes, scales and zeros are fetched before the kernel ahead has ended (griddepcontrol); x is read
 // after the wait, and never through the read-only cache.
 
-#include "ptx.cuh"
+#include "int4.cuh"
 
-#ifndef CENTRE
-#define CENTRE 1
-#endif
-#define TOTALS (ZERO == 2 || !CENTRE)
-#define STAGE 128  // columns
-#define CHUNKS 4   // of 32 columns, of a stage
 #define OUTS (16 * NT)
 #define ROWS (8 * MT)
 #define THREADS (32 * WARPS)
 #define SLOT_BYTES (1024 * NT)
 #define RING_BYTES (SLOT_BYTES * SLOTS * WARPS)
 #define WIDTH (OUTS + 4)  // of a row of partial sums: so that a warp's stores spare banks
+#define TOTALS (ZERO == 2 || !CENTRE)
 #define TOGETHER (GROUP % 128 == 0 ? 4 : GROUP % 64 == 0 ? 2 : 1)  // chunks of one scale
-#define SCALE_BYTES (SCALE == 2 ? 4 : 2)
-#define ZERO_BYTES (ZERO == 2 ? 4 : ZERO)
 #define ALIGNED(bytes) (((bytes) + 15) / 16 * 16)
-
-#if TYPE == 0
-#define MAGIC 0x43004300  // twice 128
-#define MIDDLE 136.f
-#else
-#define MAGIC 0x64006400  // twice 1024
-#define MIDDLE 1032.f
-#endif
-
-// Four pairs of values MAGIC + code, of 4 bytes b: halves low of (b0, b2), (b1, b3), then the high.
-__device__ __forceinline__ u32 codes_at(u32 word, int pair, u32 less) {
-  const int shift = pair == 0 ? 0 : pair == 1 ? 8 : pair == 2 ? 4 : 12;
-  const u32 code = masked_or(word >> shift, 0x000f000f, MAGIC);
-  return CENTRE ? subtract_pairs(code, less) : code;
-}
-
-// What is fetched of the weight, and where it stands in shared memory.
-struct Source {
-  const unsigned char* codes;  // of this lane's row and place, at the next stage
-  u32 eight_rows;              // bytes
-  int outs, columns;           // that are left from there
-  u32 to;                      // this lane's place in the first slot
-
-  __device__ __forceinline__ void fetch(int slot) {
-    const u16* at = (const u16*)codes;
-#pragma unroll
-    for (int e = 0; e < 2 * NT; e++) {
-      const bool exists = e * 8 < outs && (GROUP % STAGE == 0 || columns > 0);
-      copy_async(to + slot * SLOT_BYTES + e * 512, at, exists ? 16 : 0);
-      at += eight_rows / 2;
-    }
-    codes += WARPS * STAGE / 2;
-    columns -= WARPS * STAGE;
-  }
-};
 
 // Consecutive bytes of all outputs of the block.
 __device__ __forceinline__ void fetch_flat(u32 to, const unsigned char* from, int bytes, int most) {
   for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16)
     copy_async(to + at, (const u16*)(from + at), max(0, min(16, most - at)));
-}
-
-__device__ __forceinline__ float scale_at(const unsigned char* scales, int place) {
-#if SCALE == 2
-  return ((const float*)scales)[place];
-#elif SCALE == 1
-  return widen_float16(((const u16*)scales)[place]);
-#else
-  return __uint_as_float((u32)((const u16*)scales)[place] << 16);
-#endif
-}
-
-__device__ __forceinline__ float zero_at(const unsigned char* zeros, int place) {
-#if ZERO == 2
-  return ((const float*)zeros)[place];
-#else
-  return (float)zeros[place];
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
@@ -119,14 +51,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
                left * ZERO_BYTES);
   // Pieces of a row are turned by its number, so that lanes of all rows read different banks.
   const u32 ring = warp * SLOTS * SLOT_BYTES + row * 64;
-  Source source = {codes + (u64)(first_out + row) * (columns / 2) + warp * (STAGE / 2) + part * 16,
-                   columns * 4u,
-                   num_outs - first_out - row,
-                   columns - warp * STAGE - part * 32,
-                   base + ring + ((part + (row >> 1)) & 3) * 16};
+  const u32 to = base + ring + ((part + (row >> 1)) & 3) * 16;
+  const unsigned char* mine = codes + (u64)(first_out + row) * (columns / 2) + part * 16;
+  const int outs_left = num_outs - first_out - row;
 #pragma unroll
   for (int slot = 0; slot < SLOTS; slot++) {
-    if (warp + slot * WARPS < stages) source.fetch(slot);
+    const int stage = warp + slot * WARPS;
+    if (stage < stages) fetch_codes(to + slot * SLOT_BYTES, mine, stage, columns, outs_left);
     end_of_copies();
   }
   wait_for_last_kernel();
@@ -163,13 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
 #pragma unroll
       for (int c = 0; c < TOGETHER; c++)
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
-          const uint2 l = low[first + c][m], h = high[first + c][m];
-          b[c][m][0] = l.x & 0xffff | l.y << 16;
-          b[c][m][1] = l.x >> 16 | l.y & 0xffff0000;
-          b[c][m][2] = h.x & 0xffff | h.y << 16;
-          b[c][m][3] = h.x >> 16 | h.y & 0xffff0000;
-        }
+        for (int m = 0; m < MT; m++) pairs_of(b[c][m], low[first + c][m], high[first + c][m]);
       float totals[MT][4] = {};
       if (TOTALS) {
         const u32 one = pack(1.f, 1.f);
@@ -185,12 +110,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
 #pragma unroll
       for (int n = 0; n < NT; n++) {
         const int place = (n * 16 + row) * groups + group, eight = 8 * groups;
-        const float scale_0 = scale_at(scales, place), scale_1 = scale_at(scales, place + eight);
-        float zero_0 = 8.f, zero_1 = 8.f;
-        if (ZERO) {
-          zero_0 = zero_at(zeros, place);
-          zero_1 = zero_at(zeros, place + eight);
-        }
+        const float scale_0 = scale_of(raw_scale(scales, place));
+        const float scale_1 = scale_of(raw_scale(scales, place + eight));
+        const float zero_0 = zero_of(raw_zero(zeros, place));
+        const float zero_1 = zero_of(raw_zero(zeros, place + eight));
         const float less_0 = MIDDLE - 8.f + (ZERO == 1 ? zero_0 : 8.f);
         const float less_1 = MIDDLE - 8.f + (ZERO == 1 ? zero_1 : 8.f);
         const u32 pair_0 = pack(less_0, less_0), pair_1 = pack(less_1, less_1);
@@ -220,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
       }
     }
     __syncwarp();  // all lanes have read the slot
-    if (stage + SLOTS * WARPS < stages) source.fetch(slot);
+    if (stage + SLOTS * WARPS < stages)
+      fetch_codes(to + slot * SLOT_BYTES, mine, stage + SLOTS * WARPS, columns, outs_left);
     end_of_copies();
     slot = slot + 1 == SLOTS ? 0 : slot + 1;
   }

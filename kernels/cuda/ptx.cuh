@@ -99,6 +99,10 @@ __device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
   return r;
 }
 
+// (low of a, low of b), and (high of a, high of b).
+__device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+__device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
 // Differences of two pairs, each rounded once.
 __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
   u32 v;
@@ -285,6 +289,16 @@ __device__ __forceinline__ void store_in_block(u64* at, int block, u64 value) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
   asm volatile("st.shared::cluster.u64 [%0], %1;" :: "r"(there), "l"(value) : "memory");
+}
+
+// From the same place of another block's shared memory, of the same cluster.
+__device__ __forceinline__ float load_float_of_block(const float* at, int block) {
+  u32 there;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+  return v;
 }
 
 // All threads of the cluster arrive, and wait for each other; each sees what the others wrote before.

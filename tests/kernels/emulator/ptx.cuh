@@ -32,6 +32,8 @@ inline u32 multiply_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) * widen((u16)b), widen((u16)(a >> 16)) * widen((u16)(b >> 16)));
 }
 inline u32 masked_or(u32 v, u32 mask, u32 bits) { return v & mask | bits; }
+inline u32 low_halves(u32 a, u32 b) { return a & 0xffff | b << 16; }
+inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
 inline u32 subtract_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) - widen((u16)b), widen((u16)(a >> 16)) - widen((u16)(b >> 16)));
 }
@@ -183,5 +185,11 @@ inline void wait_for_cluster() { wait_for_cluster_of(CLUSTER); }
 inline void store_in_block(u64* at, int block, u64 value) {
   const int index = here().index / CLUSTER * CLUSTER + block;
   memcpy(shared_of(index) + ((unsigned char*)at - shared_memory), &value, 8);
+}
+inline float load_float_of_block(const float* at, int block) {
+  const int index = here().index / CLUSTER * CLUSTER + block;
+  float v;
+  memcpy(&v, shared_of(index) + ((unsigned char*)at - shared_memory), 4);
+  return v;
 }
 #endif
