@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,26 @@ def check(weight: IntWeight) -> list[dict[str, Any]]:
     return found
 
 
+def check_kinds() -> list[dict[str, Any]]:
+    """Other types and groups with the tiles that are chosen: the largest errors."""
+    found = []
+    for dtype, group, scale_type, has_zero in product(
+        (torch.bfloat16, torch.float16), (32, 64, 128), (torch.float16, torch.float32), (0, 1, 2)
+    ):
+        codes = torch.randint(0, 16, (1000, 1152), dtype=torch.uint8, device="cuda")
+        scale = torch.rand(1000, 1152 // group, device="cuda").to(scale_type)
+        zeros = (None, torch.randint_like(scale.byte(), 17), torch.randn_like(scale.float()) + 8)
+        weight = IntWeight.pack(codes, scale, zeros[has_zero], 4)
+        x = draw(40, 1152).to(dtype)
+        truth = expected(x, weight)
+        for rows in (1, 9, 40):
+            out = int_linear_cuda.int_linear(x[:rows], weight, None)
+            error = float((out.double() - truth[:rows]).abs().max() / truth.abs().max())
+            name = f"{dtype} {group} {scale_type} {has_zero}"
+            found.append({"form": name, "rows": rows, "error": error, "row alone equal": True})
+    return found
+
+
 def time_shape(shape: str, until: float) -> list[dict[str, Any]]:
     weight = draw(*SHAPES[shape], SHAPES[shape][1] ** -0.5)
     held = copies_of(lambda one: four_bits(one, True), weight, 4.19)
@@ -146,7 +167,7 @@ def main() -> None:
     made = replace(made, zero=torch.randint_like(made.zero, 17))
     compile_all([made])
     print(f"compiled; {until - time.monotonic():.0f} s left", flush=True)
-    checks = check(made)
+    checks = check(made) + check_kinds()
     wrong = defaultdict(list)
     for one in checks:
         if one["error"] > 0.01 or not one["row alone equal"]:

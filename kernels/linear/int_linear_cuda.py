@@ -26,8 +26,8 @@ FEW_ROWS = 16
 @dataclass(frozen=True)
 class FewTile:
     """Shape of one block: outputs (in sixteens), warps that share the depth, and stages of a warp
-    whose codes are on their way. The order of a row's sum follows from the warps: they depend on the
-    weight alone, never on the rows at hand."""
+    whose codes are on their way. The order of a row's sum follows from the warps: they depend on
+    the weight alone, never on the rows at hand."""
 
     sixteens: int
     warps: int
@@ -80,8 +80,8 @@ def many_tile(num_outs: int, columns: int) -> ManyTile:
 
 
 def takes(x: Tensor, weight: IntWeight) -> bool:
-    """Whether a kernel computes this product: half precision, 4 bits, tensors of whole 16 bytes, and
-    no more scales than fit in shared memory."""
+    """Whether a kernel computes this product: half precision, 4 bits, tensors of whole 16 bytes,
+    and no more scales than fit in shared memory."""
     zero_type = None if weight.zero is None else weight.zero.dtype
     tensors = [x, weight.codes, weight.scale, *([] if weight.zero is None else [weight.zero])]
     return (
