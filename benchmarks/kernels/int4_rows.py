@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from quantised import copies_of, draw, expected, four_bits, graph_us
 
-from specengine.kernels.linear import int_linear_cuda, int_linear_triton
+from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
 from specengine.kernels.linear.int_linear_cuda import FewTile, ManyTile
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -42,7 +43,7 @@ SHAPES = {
     "1B o": (2048, 2048),
     "1B down": (2048, 8192),
 }
-ROWS = (1, 4, 8, 16, 32, 64, 128)
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 FEW = [
     *(
         FewTile(sixteens, 8, slots)
@@ -66,13 +67,23 @@ def tiled(x: Tensor, weight: IntWeight, tile: FewTile | ManyTile) -> Tensor:
     return int_linear_cuda.int_linear(x, weight, None, tile)
 
 
+def triton(x: Tensor, weight: IntWeight) -> Tensor:
+    return int_linear_triton.int_linear(x, weight, None)
+
+
+def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
+    return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
+
+
 def forms() -> dict[str, Call]:
     cuda: dict[str, Call] = {str(tile): partial(tiled, tile=tile) for tile in (*FEW, *MANY)}
-    return {"Triton": lambda x, weight: int_linear_triton.int_linear(x, weight, None), **cuda}
+    return {"Triton": triton, "dequantised": dequantised, **cuda}
 
 
 def fits(name: str, rows: int) -> bool:
     """Whether a form is timed with so many rows."""
+    if name == "dequantised":
+        return rows >= 64
     return rows >= FEWEST_OF_MANY or not name.startswith("many")
 
 
@@ -93,6 +104,8 @@ def check(weight: IntWeight) -> list[dict[str, Any]]:
     x = draw(most, weight.shape[1])
     truth = expected(x, weight)
     for name, call in forms().items():
+        if name == "dequantised":
+            continue
         for rows in (1, 7, 16, 37, most):
             out = call(x[:rows], weight)
             error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())

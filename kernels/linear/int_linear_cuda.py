@@ -114,7 +114,7 @@ def int_linear(
     if tile is None:
         is_many = num_rows > FEW_ROWS and _takes_many(weight, few.warps)
         tile = many_tile(num_outs, columns) if is_many else few
-    defines = (
+    defines: tuple[tuple[str, int], ...] = (
         ("TYPE", 0 if x.dtype == torch.bfloat16 else 1),
         ("NT", tile.sixteens),
         ("WARPS", tile.warps),
