@@ -44,20 +44,13 @@ SHAPES = {
     "1B down": (2048, 8192),
 }
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+# The order of a sum follows from the warps of the first, and from the ways of the second.
 FEW = [
-    *(
-        FewTile(sixteens, 8, slots)
-        for sixteens, slots in ((1, 4), (1, 7), (2, 2), (2, 4), (4, 2), (4, 3))
-    ),
-    *(FewTile(sixteens, 16, slots) for sixteens, slots in ((1, 4), (2, 2), (2, 4))),
-    *(FewTile(sixteens, 4, slots) for sixteens, slots in ((2, 4), (2, 8))),
-    FewTile(2, 8, 4, 0),
-    FewTile(4, 8, 2, 0),
+    FewTile(sixteens, warps, slots)
+    for warps, (sixteens, slots) in product((8, 16), ((1, 4), (2, 2), (2, 3), (2, 4), (4, 2)))
 ]
 MANY = [
-    *(ManyTile(2, 8, cluster, 3) for cluster in (1, 4, 8)),
-    *(ManyTile(2, 4, cluster, slots) for cluster, slots in ((1, 4), (2, 3), (4, 3), (8, 3))),
-    *(ManyTile(1, 8, cluster, 3) for cluster in (1, 4, 8)),
+    ManyTile(*outs, 8, blocks, 3) for outs, blocks in product(((2, 8), (2, 4), (1, 8)), (1, 4, 8))
 ]
 FEWEST_OF_MANY = 8  # rows
 Call = Callable[[Tensor, IntWeight], Tensor]
@@ -75,9 +68,13 @@ def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
     return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
 
 
+def chosen(x: Tensor, weight: IntWeight) -> Tensor:
+    return int_linear_cuda.int_linear(x, weight, None)
+
+
 def forms() -> dict[str, Call]:
     cuda: dict[str, Call] = {str(tile): partial(tiled, tile=tile) for tile in (*FEW, *MANY)}
-    return {"Triton": triton, "dequantised": dequantised, **cuda}
+    return {"Triton": triton, "dequantised": dequantised, "chosen": chosen, **cuda}
 
 
 def fits(name: str, rows: int) -> bool:
@@ -112,7 +109,7 @@ def check(weight: IntWeight) -> list[dict[str, Any]]:
             alone = torch.stack([call(x[i : i + 1], weight)[0] for i in (0, rows - 1)])
             same = torch.equal(alone, out[[0, rows - 1]])
             if name.startswith("many"):
-                same = same and torch.equal(out, tiled(x[:rows], weight, FEW[0]))
+                same = same and torch.equal(out, tiled(x[:rows], weight, FewTile(2, 8, 2)))
             found.append({"form": name, "rows": rows, "error": error, "row alone equal": same})
     return found
 

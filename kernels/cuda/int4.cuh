@@ -30,8 +30,7 @@
 // high halves.
 __device__ __forceinline__ u32 codes_at(u32 word, int pair, u32 less) {
   const int shift = pair == 0 ? 0 : pair == 1 ? 8 : pair == 2 ? 4 : 12;
-  const u32 code = masked_or(word >> shift, 0x000f000f, MAGIC);
-  return CENTRE ? subtract_pairs(code, less) : code;
+  return subtract_pairs(masked_or(word >> shift, 0x000f000f, MAGIC), less);
 }
 
 // The pairs of columns that codes_at has, of 4 columns and 4 of those 16 behind.

@@ -19,7 +19,6 @@
 #define SLOT_BYTES (1024 * NT)
 #define RING_BYTES (SLOT_BYTES * SLOTS * WARPS)
 #define WIDTH (OUTS + 4)  // of a row of partial sums: so that a warp's stores spare banks
-#define TOTALS (ZERO == 2 || !CENTRE)
 #define TOGETHER (GROUP % 128 == 0 ? 4 : GROUP % 64 == 0 ? 2 : 1)  // chunks of one scale
 #define ALIGNED(bytes) (((bytes) + 15) / 16 * 16)
 
@@ -96,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
 #pragma unroll
         for (int m = 0; m < MT; m++) pairs_of(b[c][m], low[first + c][m], high[first + c][m]);
       float totals[MT][4] = {};
-      if (TOTALS) {
+      if (ZERO == 2) {
         const u32 one = pack(1.f, 1.f);
 #pragma unroll
         for (int c = 0; c < TOGETHER; c++)
@@ -136,8 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
 #pragma unroll
           for (int i = 0; i < 4; i++) {
             float sum = sums[m][i];
-            if (TOTALS)
-              sum -= ((i < 2 ? zero_0 : zero_1) + (CENTRE ? -8.f : MIDDLE - 8.f)) * totals[m][i];
+            if (ZERO == 2) sum -= ((i < 2 ? zero_0 : zero_1) - 8.f) * totals[m][i];
             acc[n][m][i] += (i < 2 ? scale_0 : scale_1) * sum;
           }
       }

@@ -1,15 +1,13 @@
 // Linear layer for dozens of rows with a weight of 4 bits: what int4_rows.cu computes, bit for bit.
 //
-// Compile-time: TYPE, NT (tiles of 16 outputs a warp), MT (tiles of 8 rows a block), WARPS, SLOTS
-// (stages in shared memory), GROUP (columns of a scale, a multiple of 128), SCALE, ZERO (0 or 1),
-// BIAS (int4.cuh), WAYS (warps that share the depth in int4_rows.cu), CLUSTER (blocks that share it
-// here).
+// Compile-time: those of int4.cuh (GROUP a multiple of 128, ZERO 0 or 1), MT (tiles of 8 rows a
+// block), WARPS, SLOTS (stages in shared memory), WAYS (warps that share the depth in int4_rows.cu),
+// CLUSTER (blocks that share it here), BIAS.
 //
 // A block computes 16 NT WARPS outputs of 8 MT rows; x goes through shared memory, for all warps. A
 // warp takes the stages of one way after another, so that their sums are those of int4_rows.cu, and
 // the blocks of a cluster add them in the order of the ways.
 
-#define CENTRE 1
 #include "int4.cuh"
 
 #define ROWS (8 * MT)

@@ -10,7 +10,7 @@ from specengine.kernels.dispatch import Backend, has_dependent_launch, use_trito
 from specengine.kernels.linear import int_linear_cuda, int_linear_ref
 from specengine.kernels.linear.quantised import IntWeight
 
-MAX_ROWS = 128  # up to which Triton's passes cost less than a whole weight of 16 bits
+MAX_ROWS = 128  # up to which passes over packed weights cost less than a whole one of 16 bits
 
 
 def int_linear(
@@ -19,7 +19,8 @@ def int_linear(
     """``x @ w.T + bias`` with w as `weight` states it.
 
     x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
-    to MAX_ROWS rows are multiplied in Triton, more with a weight that is dequantised for it.
+    to MAX_ROWS rows are multiplied in CUDA C++ (Hopper, 4 bits, half precision) or in Triton, more
+    with a weight that is dequantised for it.
     """
     if not len(x):  # of an idle rank: the weight is not looked at
         return x.new_empty(0, weight.shape[0])

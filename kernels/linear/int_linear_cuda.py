@@ -8,75 +8,120 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from specengine.kernels.cuda.program import Argument, compiled
+from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear.quantised import INT4_CHUNK, IntWeight
 
+FEW_ROWS = 16  # up to which the kernel for few is the faster
+STAGE = 128  # columns that a warp takes at a time
+
 _SOURCES = Path(__file__).parents[1] / "cuda"
-_STAGE = 128  # columns that a warp takes at a time
 _SCALES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _ZEROS = {None: 0, torch.uint8: 1, torch.float32: 2}
-FEW_ROWS = 16
 
 
 @dataclass(frozen=True)
 class FewTile:
-    """Shape of one block: outputs (in sixteens), warps that share the depth, and stages of a warp
-    whose codes are on their way. The order of a row's sum follows from the warps: they depend on
-    the weight alone, never on the rows at hand."""
+    """Shape of a block of the kernel for few rows: outputs (in sixteens), warps that share the
+    depth, and stages of a warp whose codes are on their way."""
 
     sixteens: int
     warps: int
     slots: int
-    centre: int = 1
+    kernel: ClassVar[str] = "int4_rows"
+    defines: ClassVar[dict[str, int]] = {}
 
     def __str__(self) -> str:
-        words = "" if self.centre else " raw"
-        return f"few {16 * self.sixteens} outs {self.warps} warps {self.slots} slots{words}"
+        return f"few {16 * self.sixteens} outs {self.warps} warps {self.slots} slots"
+
+    @property
+    def outs(self) -> int:
+        return 16 * self.sixteens
+
+    def eights_of(self, num_rows: int) -> int:
+        """Rows of a block, in eights."""
+        return 1 if num_rows <= 8 else 2
+
+    def blocks_of(self, num_outs: int) -> int:
+        return -(-num_outs // self.outs)
 
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
         """A ring of codes, over which sums are written, and scales and zeros."""
-        outs, groups = 16 * self.sixteens, weight.shape[1] // weight.group
+        groups = weight.shape[1] // weight.group
         ring = 1024 * self.sixteens * self.slots * self.warps
         zero = 0 if weight.zero is None else weight.zero.element_size()
         sizes = (weight.scale.element_size(), zero)
-        places = sum(-(-outs * groups * size // 16) * 16 for size in sizes)
-        return max(ring + places, 4 * self.warps * 8 * eights * (outs + 4))
+        places = sum(-(-self.outs * groups * size // 16) * 16 for size in sizes)
+        return max(ring + places, 4 * self.warps * 8 * eights * (self.outs + 4))
 
 
 @dataclass(frozen=True)
 class ManyTile:
-    """Shape of one block: outputs of a warp (in sixteens), warps, blocks that share the depth, and
-    stages in shared memory."""
+    """Shape of a block of the kernel for dozens of rows: outputs of a warp (in sixteens), warps,
+    ways (the warps of the kernel for few rows), blocks that share them, and stages in shared
+    memory."""
 
     sixteens: int
     warps: int
-    cluster: int
+    ways: int
+    blocks: int
     slots: int
+    kernel: ClassVar[str] = "int4_tile"
 
     def __str__(self) -> str:
         outs = f"{16 * self.sixteens} x {self.warps} outs"
-        return f"many {outs} {self.cluster} blocks {self.slots} slots"
+        return f"many {outs} {self.ways} ways {self.blocks} blocks {self.slots} slots"
 
-    def shared_bytes(self, ways: int, eights: int) -> int:
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"WAYS": self.ways, "CLUSTER": self.blocks}
+
+    @property
+    def outs(self) -> int:
+        return 16 * self.sixteens * self.warps
+
+    def eights_of(self, num_rows: int) -> int:
+        """Rows of a block, in eights."""
+        return 4 if num_rows <= 32 else 8
+
+    def blocks_of(self, num_outs: int) -> int:
+        return -(-num_outs // self.outs) * self.blocks
+
+    def shared_bytes(self, weight: IntWeight, eights: int) -> int:
         """A ring of rows and codes, over which the last sums are written, and the others."""
-        rows, outs = 8 * eights, 16 * self.sixteens * self.warps
-        ring = self.slots * (rows * (2 * _STAGE + 32) + 1024 * self.sixteens * self.warps)
-        sums = 4 * rows * (outs + 4)
-        mine = 1 if self.cluster == 1 else ways // self.cluster - 1
-        return max(ring + mine * sums, sums)
+        rows = 8 * eights
+        ring = self.slots * (rows * (2 * STAGE + 32) + 64 * self.outs)
+        sums = 4 * rows * (self.outs + 4)
+        others = 1 if self.blocks == 1 else self.ways // self.blocks - 1
+        return max(ring + others * sums, sums)
 
 
-def few_tile(num_outs: int, columns: int) -> FewTile:
-    return FewTile(2, 8, 4)
+def ways_of(num_outs: int, columns: int) -> int:
+    """In how many the depth is shared. They decide the order of a row's sum, and depend on the
+    weight alone, never on the rows at hand."""
+    return 16 if columns > 4096 or (columns >= 2048 and num_outs <= 4096) else 8
 
 
-def many_tile(num_outs: int, columns: int) -> ManyTile:
-    return ManyTile(2, 8, 1 if num_outs >= 16384 else 8, 3)
+def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
+    """As swept on an H200 at layers of an 8B and a 1B, groups of 128
+    (benchmarks/kernels/int4_rows.py): of these the fastest, or up to 3% behind it."""
+    is_wide = num_outs >= 16384 and num_rows > 8
+    return FewTile(4 if is_wide else 2, ways_of(num_outs, columns), 2 if num_outs >= 4096 else 4)
+
+
+def many_tile(num_outs: int, columns: int, num_rows: int) -> ManyTile:
+    """As few_tile."""
+    ways = ways_of(num_outs, columns)
+    if num_outs >= 16384:
+        return ManyTile(2, 4, ways, 1, 4) if num_rows <= 32 else ManyTile(2, 8, ways, 1, 3)
+    if ways == 8:
+        return ManyTile(2, 8, ways, 8, 3) if num_rows <= 32 else ManyTile(2, 4, ways, 4, 3)
+    return ManyTile(1, 8, ways, 8, 3) if num_rows <= 32 else ManyTile(2, 4, ways, 8, 3)
 
 
 def takes(x: Tensor, weight: IntWeight) -> bool:
@@ -92,14 +137,22 @@ def takes(x: Tensor, weight: IntWeight) -> bool:
         and zero_type in _ZEROS
         and x.stride(0) % 8 == 0
         and all(one.data_ptr() % 16 == 0 and one.stride(-1) == 1 for one in tensors)
-        and few_tile(*weight.shape).shared_bytes(weight, 2) <= MOST_SHARED
+        and all(
+            few_tile(*weight.shape, 8 * eights).shared_bytes(weight, eights) <= MOST_SHARED
+            for eights in (1, 2)
+        )
     )
 
 
-def _takes_many(weight: IntWeight, ways: int) -> bool:
-    """Groups of whole stages, whole zeros, and a stage for each way."""
+def tile_for(weight: IntWeight, num_rows: int) -> FewTile | ManyTile:
+    """The kernel for dozens of rows takes groups of whole stages, whole zeros, and a stage or more
+    for each way."""
+    num_outs, columns = weight.shape
     is_whole = weight.zero is None or weight.zero.dtype == torch.uint8
-    return is_whole and weight.group % _STAGE == 0 and weight.shape[1] >= ways * _STAGE
+    has_stages = weight.group % STAGE == 0 and columns >= ways_of(num_outs, columns) * STAGE
+    if num_rows > FEW_ROWS and is_whole and has_stages:
+        return many_tile(num_outs, columns, num_rows)
+    return few_tile(num_outs, columns, num_rows)
 
 
 def int_linear(
@@ -110,49 +163,37 @@ def int_linear(
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
-    few = few_tile(num_outs, columns)
-    if tile is None:
-        is_many = num_rows > FEW_ROWS and _takes_many(weight, few.warps)
-        tile = many_tile(num_outs, columns) if is_many else few
-    defines: tuple[tuple[str, int], ...] = (
-        ("TYPE", 0 if x.dtype == torch.bfloat16 else 1),
-        ("NT", tile.sixteens),
-        ("WARPS", tile.warps),
-        ("SLOTS", tile.slots),
-        ("GROUP", weight.group),
-        ("SCALE", _SCALES[weight.scale.dtype]),
-        ("ZERO", _ZEROS[None if weight.zero is None else weight.zero.dtype]),
-        ("BIAS", int(bias is not None)),
+    tile = tile or tile_for(weight, num_rows)
+    eights = tile.eights_of(num_rows)
+    shared = tile.shared_bytes(weight, eights)
+    defines = {
+        "TYPE": 0 if x.dtype == torch.bfloat16 else 1,
+        "NT": tile.sixteens,
+        "MT": eights,
+        "WARPS": tile.warps,
+        "SLOTS": tile.slots,
+        "GROUP": weight.group,
+        "SCALE": _SCALES[weight.scale.dtype],
+        "ZERO": _ZEROS[None if weight.zero is None else weight.zero.dtype],
+        "BIAS": int(bias is not None),
+        **tile.defines,
+    }
+    source, device = _SOURCES / f"{tile.kernel}.cu", x.device.index or 0
+    compiled(source, tile.kernel, tuple(defines.items()), shared, device).launch(
+        (tile.blocks_of(num_outs), -(-num_rows // (8 * eights)), 1),
+        32 * tile.warps,
+        shared,
+        (
+            x,
+            weight.codes,
+            weight.scale,
+            weight.zero,
+            bias,
+            out,
+            num_rows,
+            num_outs,
+            columns,
+            x.stride(0),
+        ),
     )
-    given = x, weight.codes, weight.scale, weight.zero, bias, out
-    sizes = num_rows, num_outs, columns, x.stride(0)
-    if isinstance(tile, FewTile):
-        eights = 1 if num_rows <= 8 else 2
-        shared = tile.shared_bytes(weight, eights)
-        blocks = -(-num_outs // (16 * tile.sixteens))
-        defines += (("MT", eights), ("CENTRE", tile.centre))
-        _launch("int4_rows", tile, defines, blocks, eights, shared, (*given, *sizes))
-    else:
-        eights = 4 if num_rows <= 32 else 8
-        shared = tile.shared_bytes(few.warps, eights)
-        blocks = -(-num_outs // (16 * tile.sixteens * tile.warps)) * tile.cluster
-        defines += (("MT", eights), ("WAYS", few.warps), ("CLUSTER", tile.cluster))
-        _launch("int4_tile", tile, defines, blocks, eights, shared, (*given, *sizes))
     return out
-
-
-def _launch(
-    name: str,
-    tile: FewTile | ManyTile,
-    defines: tuple[tuple[str, int], ...],
-    blocks: int,
-    eights: int,
-    shared: int,
-    arguments: tuple[Argument, ...],
-) -> None:
-    x, num_rows = arguments[0], arguments[6]
-    assert isinstance(x, Tensor)
-    assert isinstance(num_rows, int)
-    kernel = compiled(_SOURCES / f"{name}.cu", name, defines, shared, x.device.index or 0)
-    grid = blocks, -(-num_rows // (8 * eights)), 1
-    kernel.launch(grid, 32 * tile.warps, shared, arguments)

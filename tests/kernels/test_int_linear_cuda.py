@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.cuda import program
+from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import int_linear_cuda
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.int_linear_cuda import FewTile, ManyTile, takes
@@ -105,13 +106,35 @@ def test_columns_in_another_order_equal_the_reference(place: torch.device) -> No
 
 @pytest.mark.parametrize(
     "tile",
-    [FewTile(1, 8, 2), FewTile(4, 8, 3), *(ManyTile(2, 4, blocks, 3) for blocks in (1, 2, 4, 8))],
+    [
+        FewTile(1, 8, 2),
+        FewTile(4, 8, 3),
+        *(ManyTile(2, 4, 8, blocks, 3) for blocks in (1, 2, 4, 8)),
+    ],
     ids=str,
 )
 def test_every_tile_gives_the_same_bits(tile: FewTile | ManyTile, place: torch.device) -> None:
     x, weight = draw(place, 40, 1408), weight_of(place, 140, 1408, 128, "whole")
     expected = int_linear_cuda.int_linear(x, weight, None, FewTile(2, 8, 4))
     assert torch.equal(int_linear_cuda.int_linear(x, weight, None, tile), expected)
+
+
+def test_weights_share_their_depth_alike_for_all_rows(place: torch.device) -> None:
+    """Of layers of an 8B, a 1B and a 135M: the ways decide the order of the sums."""
+    for shape in (
+        (6144, 4096),
+        (4096, 4096),
+        (28672, 4096),
+        (4096, 14336),
+        (2048, 2048),
+        (576, 640),
+    ):
+        weight = IntWeight(torch.empty(shape[0], shape[1] // 2), torch.empty(shape), None, 4, 128)
+        found = [int_linear_cuda.tile_for(weight, rows) for rows in (1, 8, 9, 16, 17, 33, 128)]
+        ways = {tile.warps if isinstance(tile, FewTile) else tile.ways for tile in found}
+        assert ways == {int_linear_cuda.ways_of(*shape)}
+        for tile, rows in zip(found, (1, 8, 9, 16, 17, 33, 128), strict=True):
+            assert tile.shared_bytes(weight, tile.eights_of(rows)) <= MOST_SHARED
 
 
 def test_a_row_keeps_its_bits_whatever_stands_beside_it(place: torch.device) -> None:

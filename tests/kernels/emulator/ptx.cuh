@@ -155,8 +155,8 @@ struct Copy {
 };
 using Group = std::vector<Copy>;
 inline std::vector<Group>& my_groups() {
-  static std::map<std::pair<int, int>, std::vector<Group>> all;
-  auto& mine = all[{blockIdx.x, threadIdx.x}];
+  static std::map<std::pair<int, int>, std::vector<Group>> all;  // of blocks and their threads
+  auto& mine = all[{here().index, threadIdx.x}];
   if (mine.empty()) mine.emplace_back();
   return mine;
 }
