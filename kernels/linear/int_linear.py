@@ -39,6 +39,8 @@ def int_linear(
 
 def _takes_cuda(x: Tensor, weight: IntWeight) -> bool:
     """Hopper, with CUDA C++, what its kernels compute, and rows for which they are the faster."""
-    if len(x) > MAX_ROWS or not has_dependent_launch(x) or not program.available():
+    rows = len(x)
+    if rows > MAX_ROWS or not has_dependent_launch(x) or not program.available():
         return False
-    return int_linear_cuda.takes(x, weight)
+    is_faster = rows <= int_linear_cuda.FEW_ROWS or int_linear_cuda.takes_many(weight)
+    return is_faster and int_linear_cuda.takes(x, weight)

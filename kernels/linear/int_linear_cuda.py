@@ -124,6 +124,15 @@ def many_tile(num_outs: int, columns: int, num_rows: int) -> ManyTile:
     return ManyTile(1, 8, ways, 8, 3) if num_rows <= 32 else ManyTile(2, 4, ways, 8, 3)
 
 
+def takes_many(weight: IntWeight) -> bool:
+    """Whether the kernel for dozens of rows does: groups of whole stages, whole zeros, and a stage
+    or more for each way."""
+    is_whole = weight.zero is None or weight.zero.dtype == torch.uint8
+    return (
+        is_whole and weight.group % STAGE == 0 and weight.shape[1] >= ways_of(*weight.shape) * STAGE
+    )
+
+
 def takes(x: Tensor, weight: IntWeight) -> bool:
     """Whether a kernel computes this product: half precision, 4 bits, tensors of whole 16 bytes,
     and no more scales than fit in shared memory."""
@@ -145,14 +154,9 @@ def takes(x: Tensor, weight: IntWeight) -> bool:
 
 
 def tile_for(weight: IntWeight, num_rows: int) -> FewTile | ManyTile:
-    """The kernel for dozens of rows takes groups of whole stages, whole zeros, and a stage or more
-    for each way."""
-    num_outs, columns = weight.shape
-    is_whole = weight.zero is None or weight.zero.dtype == torch.uint8
-    has_stages = weight.group % STAGE == 0 and columns >= ways_of(num_outs, columns) * STAGE
-    if num_rows > FEW_ROWS and is_whole and has_stages:
-        return many_tile(num_outs, columns, num_rows)
-    return few_tile(num_outs, columns, num_rows)
+    if num_rows > FEW_ROWS and takes_many(weight):
+        return many_tile(*weight.shape, num_rows)
+    return few_tile(*weight.shape, num_rows)
 
 
 def int_linear(
