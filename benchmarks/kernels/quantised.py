@@ -175,9 +175,10 @@ def graph_us(call: Callable[[Any], Tensor], weights: Sequence[Any]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def copies_of(form: Form, weight: Tensor) -> list[Any]:
-    count = max(2, math.ceil(L2_BYTES / (weight.numel() * form.bits / 8)))
-    made = form.make(weight)
+def copies_of(make: Callable[[Tensor], Any], weight: Tensor, bits: float) -> list[Any]:
+    """What `make` makes of the weight, as often as exceeds the L2 cache."""
+    count = max(2, math.ceil(L2_BYTES / (weight.numel() * bits / 8)))
+    made = make(weight)
     return [made, *(_copy(made) for _ in range(min(count, 24) - 1))]
 
 
@@ -191,7 +192,7 @@ def _copy(made: Any) -> Any:
 def time_shape(shape: str, weight: Tensor, sweeps: bool) -> tuple[list[Any], list[Any]]:
     rows_us, swept = [], []
     for name, form in FORMS.items():
-        held = copies_of(form, weight)
+        held = copies_of(form.make, weight, form.bits)
         read = weight.numel() * form.bits / 8
         for rows in ROWS:
             x = draw(rows, weight.shape[1])

@@ -47,6 +47,19 @@ __device__ __forceinline__ u16 load_fresh_one(const u16* at) {
   return v;
 }
 
+// Four values of half precision.
+__device__ __forceinline__ uint2 load_fresh_four(const u16* at) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float widen_float16(u16 v) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+  return f;
+}
+
 __device__ __forceinline__ float widen(u16 v) {
   float f;
 #if TYPE == 0
@@ -75,6 +88,28 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
 #else
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#endif
+  return v;
+}
+
+// v & mask | bits, at once.
+__device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
+  return r;
+}
+
+// (low of a, low of b), and (high of a, high of b).
+__device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+__device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
+// Differences of two pairs, each rounded once.
+__device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
+  u32 v;
+#if TYPE == 0
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#else
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
 #endif
   return v;
 }
@@ -254,6 +289,16 @@ __device__ __forceinline__ void store_in_block(u64* at, int block, u64 value) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
   asm volatile("st.shared::cluster.u64 [%0], %1;" :: "r"(there), "l"(value) : "memory");
+}
+
+// From the same place of another block's shared memory, of the same cluster.
+__device__ __forceinline__ float load_float_of_block(const float* at, int block) {
+  u32 there;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+  return v;
 }
 
 // All threads of the cluster arrive, and wait for each other; each sees what the others wrote before.

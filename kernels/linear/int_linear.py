@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.linear import int_linear_ref
+from specengine.kernels.cuda import program
+from specengine.kernels.dispatch import Backend, has_dependent_launch, use_triton
+from specengine.kernels.linear import int_linear_cuda, int_linear_ref
 from specengine.kernels.linear.quantised import IntWeight
 
-MAX_ROWS = 128  # up to which Triton's passes cost less than a whole weight of 16 bits
+MAX_ROWS = 128  # up to which passes over packed weights cost less than a whole one of 16 bits
 
 
 def int_linear(
@@ -18,10 +19,14 @@ def int_linear(
     """``x @ w.T + bias`` with w as `weight` states it.
 
     x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
-    to MAX_ROWS rows are multiplied in Triton, more with a weight that is dequantised for it.
+    to MAX_ROWS rows are multiplied in CUDA C++ (Hopper, 4 bits, half precision) or in Triton, more
+    with a weight that is dequantised for it.
     """
     if not len(x):  # of an idle rank: the weight is not looked at
         return x.new_empty(0, weight.shape[0])
+    x = x.contiguous()
+    if backend == "cuda" or (backend == "auto" and _takes_cuda(x, weight)):
+        return int_linear_cuda.int_linear(x, weight, bias)
     if not use_triton(backend, x):
         return int_linear_ref.int_linear(x, weight, bias)
     from specengine.kernels.linear import dequantise_triton, int_linear_triton
@@ -29,4 +34,13 @@ def int_linear(
     if backend == "auto" and len(x) > MAX_ROWS:
         x = x if weight.order is None else x.index_select(1, weight.order)
         return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
-    return int_linear_triton.int_linear(x.contiguous(), weight, bias)
+    return int_linear_triton.int_linear(x, weight, bias)
+
+
+def _takes_cuda(x: Tensor, weight: IntWeight) -> bool:
+    """Hopper, with CUDA C++, what its kernels compute, and rows for which they are the faster."""
+    rows = len(x)
+    if rows > MAX_ROWS or not has_dependent_launch(x) or not program.available():
+        return False
+    is_faster = rows <= int_linear_cuda.FEW_ROWS or int_linear_cuda.takes_many(weight)
+    return is_faster and int_linear_cuda.takes(x, weight)

@@ -32,6 +32,9 @@ using std::min;
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct uint2 {
+  unsigned x, y;
+};
 struct float2 {
   float x, y;
 };
@@ -40,6 +43,7 @@ struct Place {
 };
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 static Place threadIdx, blockIdx, gridDim;

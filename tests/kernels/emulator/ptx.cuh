@@ -12,6 +12,13 @@ inline uint4 load_constant_now(const u16* at) { return *(const uint4*)at; }
 inline uint4 load_fresh(const u16* at) { return *(const uint4*)at; }
 inline u16 load_fresh_one(const u16* at) { return *at; }
 
+inline uint2 load_fresh_four(const u16* at) { return *(const uint2*)at; }
+
+inline float widen_float16(u16 v) {
+  const int exponent = v >> 10 & 31, mantissa = v & 1023;
+  const float size = exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
+  return v >> 15 ? -size : size;
+}
 inline float widen(u16 v) { return __uint_as_float((u32)v << 16); }
 
 inline u32 narrowed(float v) {
@@ -23,6 +30,12 @@ inline u32 pack(float low, float high) { return narrowed(low) | narrowed(high) <
 
 inline u32 multiply_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) * widen((u16)b), widen((u16)(a >> 16)) * widen((u16)(b >> 16)));
+}
+inline u32 masked_or(u32 v, u32 mask, u32 bits) { return v & mask | bits; }
+inline u32 low_halves(u32 a, u32 b) { return a & 0xffff | b << 16; }
+inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
+inline u32 subtract_pairs(u32 a, u32 b) {
+  return pack(widen((u16)a) - widen((u16)b), widen((u16)(a >> 16)) - widen((u16)(b >> 16)));
 }
 inline float power_of_2(float v) { return exp2f(v); }
 inline float reciprocal(float v) { return 1.f / v; }
@@ -142,13 +155,13 @@ struct Copy {
 };
 using Group = std::vector<Copy>;
 inline std::vector<Group>& my_groups() {
-  static std::map<std::pair<int, int>, std::vector<Group>> all;
-  auto& mine = all[{blockIdx.x, threadIdx.x}];
+  static std::map<std::pair<int, int>, std::vector<Group>> all;  // of blocks and their threads
+  auto& mine = all[{here().index, threadIdx.x}];
   if (mine.empty()) mine.emplace_back();
   return mine;
 }
 inline void copy_async(u32 to, const u16* from, int bytes) {
-  if (bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+  if (bytes < 0 || bytes > 16 || to % 16 || (unsigned long)from % 16) abort();
   memset(shared_memory + to, 0xff, 16);
   my_groups().back().push_back({to, from, bytes});
 }
@@ -172,5 +185,11 @@ inline void wait_for_cluster() { wait_for_cluster_of(CLUSTER); }
 inline void store_in_block(u64* at, int block, u64 value) {
   const int index = here().index / CLUSTER * CLUSTER + block;
   memcpy(shared_of(index) + ((unsigned char*)at - shared_memory), &value, 8);
+}
+inline float load_float_of_block(const float* at, int block) {
+  const int index = here().index / CLUSTER * CLUSTER + block;
+  float v;
+  memcpy(&v, shared_of(index) + ((unsigned char*)at - shared_memory), 4);
+  return v;
 }
 #endif

@@ -1,0 +1,73 @@
+// What the products with weights of 4 bits share.
+//
+// Compile-time: TYPE (0 bfloat16, 1 float16), NT (tiles of 16 outputs a warp), GROUP (columns of a
+// scale, a multiple of 32), SCALE (0 bfloat16, 1 float16, 2 float32), ZERO (0 none: 8; 1 uint8; 2
+// float32).
+//
+// The weight is the left operand of the matrix unit: outputs are its rows. Of 16 bytes of codes the low
+// halves are 16 columns and the high halves the 16 behind them (IntWeight); a thread takes 4 bytes of
+// each row, and the columns that they hold stand for the places of the fragment that it holds. x takes
+// the same places. Codes are put into the mantissa of 128 (1024 in float16), less 128 + zero, which is
+// exact; the sum of a group is scaled in float32. A zero that is no whole number is taken from the sum:
+// zero times the sum of x.
+
+#include "ptx.cuh"
+
+#define STAGE 128  // columns
+#define CHUNKS 4   // of 32 columns, of a stage
+#define SCALE_BYTES (SCALE == 2 ? 4 : 2)
+#define ZERO_BYTES (ZERO == 2 ? 4 : ZERO)
+
+#if TYPE == 0
+#define MAGIC 0x43004300  // twice 128
+#define MIDDLE 136.f
+#else
+#define MAGIC 0x64006400  // twice 1024
+#define MIDDLE 1032.f
+#endif
+
+// A pair of values, MAGIC + code - less, of 4 bytes b: the low halves of (b0, b2), (b1, b3), then the
+// high halves.
+__device__ __forceinline__ u32 codes_at(u32 word, int pair, u32 less) {
+  const int shift = pair == 0 ? 0 : pair == 1 ? 8 : pair == 2 ? 4 : 12;
+  return subtract_pairs(masked_or(word >> shift, 0x000f000f, MAGIC), less);
+}
+
+// The pairs of columns that codes_at has, of 4 columns and 4 of those 16 behind.
+__device__ __forceinline__ void pairs_of(u32* pairs, uint2 low, uint2 high) {
+  pairs[0] = low_halves(low.x, low.y);
+  pairs[1] = high_halves(low.x, low.y);
+  pairs[2] = low_halves(high.x, high.y);
+  pairs[3] = high_halves(high.x, high.y);
+}
+
+// A stage of 16 NT rows of codes. from: this lane's row and 16 bytes, at stage 0; to: its place in
+// shared memory. outs_left: how many rows there are from its row on.
+__device__ __forceinline__ void fetch_codes(u32 to, const unsigned char* from, int stage,
+                                            int columns, int outs_left) {
+  const u16* at = (const u16*)(from + stage * (STAGE / 2));
+  const bool exists = GROUP % STAGE == 0 || stage * STAGE + (threadIdx.x & 3) * 32 < columns;
+#pragma unroll
+  for (int e = 0; e < 2 * NT; e++) {
+    copy_async(to + e * 512, at, exists && e * 8 < outs_left ? 16 : 0);
+    at += 2 * columns;  // 8 rows
+  }
+}
+
+// As it stands in memory.
+__device__ __forceinline__ u32 raw_scale(const unsigned char* scales, int place) {
+  return SCALE == 2 ? ((const u32*)scales)[place] : ((const u16*)scales)[place];
+}
+
+__device__ __forceinline__ u32 raw_zero(const unsigned char* zeros, int place) {
+  return ZERO == 0 ? 0 : ZERO == 1 ? zeros[place] : ((const u32*)zeros)[place];
+}
+
+__device__ __forceinline__ float scale_of(u32 raw) {
+  return SCALE == 2 ? __uint_as_float(raw)
+                    : SCALE == 1 ? widen_float16((u16)raw) : __uint_as_float(raw << 16);
+}
+
+__device__ __forceinline__ float zero_of(u32 raw) {
+  return ZERO == 0 ? 8.f : ZERO == 1 ? (float)raw : __uint_as_float(raw);
+}
