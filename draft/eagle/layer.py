@@ -122,7 +122,7 @@ class EagleLayer(Module):
             gate_up = mlp.gate_up_proj.plain
             gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
             return mlp.down_proj.add_few_rows(gated, stream)
-        normed, stream = norm.add(attention.o_proj.parts(heads), stream)
+        normed, stream = norm.add(attention.o_proj.parts(heads), stream, mlp.takes)
         return mlp.forward(normed) + stream
 
     def _way_of(self, stream: Tensor) -> Way:

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.kernels.custom_op import CustomOp
-from specengine.kernels.dispatch import Backend
+from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import activation_ref
+from specengine.kernels.linear.quantised import Fp8Input
+from specengine.kernels.linear.rounded import can_round
 from specengine.kernels.native import ops as native
 
 
@@ -22,12 +24,20 @@ def silu_and_mul(x: Tensor, *, backend: Backend = "auto") -> Tensor:
     return act_and_mul(x, "silu", backend=backend)
 
 
-def act_and_mul(x: Tensor, activation: str, *, backend: Backend = "auto") -> Tensor:
+def act_and_mul(
+    x: Tensor, activation: str, *, into: Fp8Input | None = None, backend: Backend = "auto"
+) -> Tensor:
     """For each row [gate | up]: ``out[i] = act(gate[i]) * up[i]``, act rounded to x's dtype.
 
     x: [T, 2I], rows contiguous -> [T, I]. activation: a key of ACTIVATIONS. Any device; Triton on
-    CUDA, for silu also C for few rows on a CPU.
+    CUDA, for silu also C for few rows on a CPU. into: the form that who reads the rows rounds them
+    to; where Triton's kernel can, it does so here (rounded.py).
     """
+    rounds = can_round(into, x.shape[-1] // 2)
+    if rounds and activation in _TRITON and use_triton(backend, x):
+        from specengine.kernels.linear import activation_triton
+
+        return activation_triton.act_and_mul(x, activation, rounds=True)
     out: Tensor = _act_and_mul(x, activation, backend=backend)
     return out
 

@@ -1,4 +1,5 @@
-"""Gated activation in Triton: a program takes a block of columns of one row."""
+"""Gated activation in Triton: a program takes a block of columns of one row, or the whole row,
+which it rounds to FP8, too."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -9,6 +10,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.linear.round_triton import room_for, store_rounded
+from specengine.kernels.linear.rounded import put_beside
 
 _BLOCK = 1024
 
@@ -26,27 +32,59 @@ def _act(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def _act_and_mul_kernel(x_ptr, out_ptr, stride_x, width, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def _act_and_mul_kernel(
+    x_ptr,
+    out_ptr,
+    codes_ptr,
+    scale_ptr,
+    stride_x,
+    width,
+    ACT: tl.constexpr,
+    ROUNDS: tl.constexpr,  # BLOCK holds a whole row
+    DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if DEPENDENT:
+        # In this order: what starts behind this kernel may read what was written before it.
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
     gate = tl.load(x_ptr + row * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + width + cols, mask=mask, other=0.0)
     activated = _act(gate, ACT).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * width + cols, activated * up, mask=mask)
+    made = activated * up
+    tl.store(out_ptr + row * width + cols, made, mask=mask)
+    if ROUNDS:
+        store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     return act_and_mul(x, "silu")
 
 
-def act_and_mul(x: Tensor, activation: str) -> Tensor:
-    """activation: "silu", "gelu" or "gelu_tanh"."""
+def act_and_mul(x: Tensor, activation: str, rounds: bool = False) -> Tensor:
+    """activation: "silu", "gelu" or "gelu_tanh". rounds: rows are rounded, too (rounded.py)."""
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    if rows:
-        grid = (rows, triton.cdiv(width, _BLOCK))
-        _act_and_mul_kernel[grid](
-            x, out, x.stride(0), width, ACT=activation, BLOCK=_BLOCK, num_warps=4
-        )
-    return out
+    if not rows:
+        return out
+    codes, scale = room_for(x, width, rounds)
+    block = max(triton.next_power_of_2(width), _BLOCK) if rounds else _BLOCK
+    dependent = has_dependent_launch(x)
+    _act_and_mul_kernel[(rows, triton.cdiv(width, block))](
+        x,
+        out,
+        codes,
+        scale,
+        x.stride(0),
+        width,
+        ACT=activation,
+        ROUNDS=rounds,
+        DEPENDENT=dependent,
+        BLOCK=block,
+        num_warps=min(4 * block // _BLOCK, 16),
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return put_beside(out, codes, scale) if rounds else out

@@ -9,6 +9,7 @@ from torch import Tensor
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import fp8_linear_ref
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
+from specengine.kernels.linear.rounded import found_beside
 
 MAX_FEW_ROWS = 64  # that Triton's kernel serves with one pass over the weight
 MAX_ROWS = 256  # up to which its passes cost less than a whole weight of 16 bits
@@ -65,6 +66,9 @@ def _rounded(x: Tensor, form: Fp8Input) -> Tensor:
 def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """x: [T, K] -> codes float8_e4m3fn [T, K] and scales float32 [T, K / group], [T, 1] where the
     whole row has one; x is about codes * scales. Values beyond the published scale are clipped."""
+    kept = found_beside(x, form)
+    if kept is not None:
+        return kept
     if use_triton(backend, x):
         from specengine.kernels.linear import fp8_linear_triton
 

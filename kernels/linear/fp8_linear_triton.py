@@ -1,5 +1,9 @@
-"""Products with an FP8 weight in Triton, for few rows: the weight is read once for up to 64 rows
-and widened in registers. Codes of inputs are widened too, so products of codes are exact."""
+"""Products with an FP8 weight in Triton, for few rows: the weight is read once for a block of them.
+
+Where inputs are codes too, the processor multiplies codes as they lie in shared memory; a step's
+sums are added up in float32, as it keeps fewer bits of a longer sum. Else codes are widened in
+registers, which is exact.
+"""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -14,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
+from specengine.kernels.linear.rounded import found_beside
 from specengine.kernels.linear.split_sum_triton import (
     Tile,
     counters_of,
@@ -34,10 +39,14 @@ def _quantise_kernel(
     columns,
     group,
     HAS_SCALE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A program takes GROUPS groups of columns, counted through all rows."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     order = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     cols = tl.arange(0, BLOCK)
     mask = (order < num_groups)[:, None] & (cols < group)[None, :]
@@ -63,6 +72,7 @@ def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
     scale = torch.empty((rows, parts), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(group)
     groups = max(1, 1024 // block)
+    dependent = has_dependent_launch(x)
     _quantise_kernel[(triton.cdiv(rows * parts, groups),)](
         x,
         x if form.scale is None else form.scale,
@@ -73,9 +83,11 @@ def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
         columns,
         group,
         HAS_SCALE=form.scale is not None,
+        DEPENDENT=dependent,
         GROUPS=groups,
         BLOCK=block,
         num_warps=max(1, min(groups * block // 512, 8)),
+        **({"launch_pdl": True} if dependent else {}),
     )
     return codes, scale
 
@@ -96,7 +108,7 @@ def _fp8_kernel(
     stride_x,
     scale_rows,  # rows of the weight that share a scale
     scale_parts,  # scales of such rows
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr,  # what codes are widened to; None: they are multiplied as they are
     HAS_INPUT_SCALE: tl.constexpr,
     BY_BLOCK: tl.constexpr,  # 0, or the columns that share a scale: a multiple of BLOCK_K
     INPUT_BY_BLOCK: tl.constexpr,
@@ -126,14 +138,18 @@ def _fp8_kernel(
     if SCALES_STEPS:
         w_scale = tl.load(w_scales, mask=is_out, other=0.0)
     if DEPENDENT:
-        gdc_launch_dependents()
+        # In this order: what starts behind this kernel may read what was written before it.
         gdc_wait()
+        gdc_launch_dependents()
     for block in range(first, last):
         cols = block * BLOCK_K + tl.arange(0, BLOCK_K)
         is_col = cols < columns
         w = tl.load(weights + cols[None, :], mask=is_out[:, None] & is_col[None, :], other=0.0)
         x = tl.load(inputs + cols[:, None], mask=is_col[:, None] & is_row[None, :], other=0.0)
-        part = tl.dot(w.to(WIDE), x.to(WIDE), input_precision="ieee")
+        if WIDE is None:
+            part = tl.dot(w, x)
+        else:
+            part = tl.dot(w.to(WIDE), x.to(WIDE), input_precision="ieee")
         if BY_BLOCK:
             place = block * BLOCK_K // BY_BLOCK
             part *= tl.load(w_scales + place, mask=is_out, other=0.0)[:, None]
@@ -161,16 +177,29 @@ def _fp8_kernel(
     )
 
 
-def tile_for(outs: int, wide: torch.dtype, is_rounded: bool) -> Tile:
-    """wide: what codes are widened to. is_rounded: whether inputs are codes too.
+def tile_for(outs: int, wide: torch.dtype | None, is_rounded: bool, rows: int) -> Tile:
+    """wide: what codes are widened to, None where they are multiplied as they are. is_rounded:
+    whether inputs are codes too. Columns and splits do not depend on rows.
 
-    As swept on an H100 at the layers of an 8B, 1 to 64 rows (benchmarks/kernels/quantised.py): of
-    these the fastest or a few percent behind, with 64 rows up to 40%. Inputs of 16 bits want wider
-    programs, which read them less often."""
+    As swept at the layers of an 8B, 1 to 64 rows (benchmarks/kernels): of these the fastest or a
+    few percent behind; codes as they are on an H200, the others on an H100. Inputs of 16 bits want
+    wider programs, which read them less often."""
+    is_wide = outs >= 16384
+    if wide is None:
+        if is_wide:
+            return Tile(64, 256, 1, 4, 4 if rows <= 32 else 3)
+        return Tile(64, 256, 2 if outs > 2048 else 4, 4, 4 if outs <= 4224 else 3)
     columns = 128 if wide == torch.float32 else 256  # 64 rows of float32 leave less shared memory
-    if outs >= 16384:
+    if is_wide:
         return Tile(32, columns, 1, 4, 3) if is_rounded else Tile(64, 128, 2, 4, 4)
     return Tile(32 if is_rounded else 64, columns, 4 if outs <= 4224 else 2, 4, 3)
+
+
+def multiplies_codes(x: Tensor, weight: Fp8Weight) -> bool:
+    """Whether codes of both sides are multiplied as they are: by processors that have an FP8
+    product, where each row has one scale. Of float32 inputs they are widened, which is exact."""
+    by_row = weight.columns >= weight.shape[1]
+    return by_row and has_dependent_launch(x) and x.dtype != torch.float32
 
 
 def fp8_linear(
@@ -179,12 +208,14 @@ def fp8_linear(
     num_rows, columns = x.shape
     num_outs = weight.shape[0]
     out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
-    inputs, scale, wide = x, None, x.dtype
+    inputs, scale = x, None
+    wide: torch.dtype | None = x.dtype
     if weight.input is not None:
-        inputs, scale = quantise_rows(x, weight.input)
+        inputs, scale = found_beside(x, weight.input) or quantise_rows(x, weight.input)
         # Codes are float16 numbers, and float16 is what the processor widens them to.
         wide = torch.float32 if x.dtype == torch.float32 else torch.float16
-    tile = tile or tile_for(num_outs, wide, scale is not None)
+        wide = None if multiplies_codes(x, weight) else wide
+    tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
     by_block = weight.columns if weight.columns < columns else 0
     block_k = min(tile.columns, by_block) if by_block else tile.columns
     block_t = rows_block(num_rows)
@@ -205,7 +236,7 @@ def fp8_linear(
         inputs.stride(0),
         weight.rows,
         weight.scale.shape[1],
-        WIDE=_TYPES[wide],
+        WIDE=None if wide is None else _TYPES[wide],
         HAS_INPUT_SCALE=scale is not None,
         BY_BLOCK=by_block,
         INPUT_BY_BLOCK=scale is not None and scale.shape[1] > 1,

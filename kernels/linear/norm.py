@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.custom_op import CustomOp
-from specengine.kernels.dispatch import Backend
+from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import norm_ref
+from specengine.kernels.linear.quantised import Fp8Input
+from specengine.kernels.linear.rounded import can_round
 from specengine.kernels.native import ops as native
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto") -> Tensor:
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    into: Fp8Input | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
     """For each row x of the last dimension::
 
         normed = x / sqrt(mean(x * x) + eps)          # in float32
@@ -21,20 +30,35 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
 
     x: [..., H], the last dimension contiguous, at most three dimensions; weight: [H] of x's dtype,
     as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
-    shape. Any device; Triton on CUDA.
+    shape. Any device; Triton on CUDA. into: the form that who reads the rows [T, H] rounds them to;
+    where Triton's kernel can, it does so here (rounded.py).
     """
+    if x.dim() == 2 and _rounds(x, into, backend):
+        from specengine.kernels.linear import norm_triton
+
+        return norm_triton.rms_norm(x, weight, eps, rounds=True)
     out: Tensor = _rms_norm(x, weight, eps, backend=backend)
     return out
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    into: Fp8Input | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """``total = x + residual`` (rounded to the dtype), then ``(rms_norm(total), total)``.
 
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
-    CUDA, where both results take one kernel.
+    CUDA, where both results take one kernel. into: as of rms_norm, of the first result.
     """
+    if _rounds(x, into, backend):
+        from specengine.kernels.linear import norm_triton
+
+        return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds=True)
     normed, total = _fused_add_rms_norm(x, residual, weight, eps, backend=backend)
     return normed, total
 
@@ -51,6 +75,10 @@ def sum_add_rms_norm(
     """
     normed, total = _sum_add_rms_norm(parts, residual, weight, eps, backend=backend)
     return normed, total
+
+
+def _rounds(x: Tensor, into: Fp8Input | None, backend: Backend) -> bool:
+    return can_round(into, x.shape[-1]) and use_triton(backend, x)
 
 
 def _like_x(x: Tensor, *_: object) -> Tensor:

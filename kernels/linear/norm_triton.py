@@ -9,15 +9,33 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.linear.round_triton import room_for, store_rounded
+from specengine.kernels.linear.rounded import put_beside
 
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, weight_ptr, out_ptr, inner, stride_outer, stride_inner, hidden, eps, BLOCK: tl.constexpr
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    codes_ptr,
+    scale_ptr,
+    inner,
+    stride_outer,
+    stride_inner,
+    hidden,
+    eps,
+    ROUNDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
+    if DEPENDENT:
+        # In this order: what starts behind this kernel may read what was written before it.
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden
@@ -26,7 +44,10 @@ def _rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     normed = (x * scale).to(weight.dtype)
-    tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
+    made = (normed * weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * hidden + cols, made, mask=mask)
+    if ROUNDS:
+        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask)
 
 
 @triton.jit
@@ -36,12 +57,20 @@ def _add_rms_norm_kernel(
     weight_ptr,
     out_ptr,
     total_ptr,
+    codes_ptr,
+    scale_ptr,
     stride_x,
     stride_residual,
     hidden,
     eps,
+    ROUNDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    if DEPENDENT:
+        # In this order: what starts behind this kernel may read what was written before it.
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden
@@ -53,7 +82,10 @@ def _add_rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     normed = (total * scale).to(weight.dtype)
-    tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
+    made = (normed * weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * hidden + cols, made, mask=mask)
+    if ROUNDS:
+        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask)
 
 
 @triton.jit
@@ -96,37 +128,48 @@ def _block(hidden: int) -> tuple[int, int]:
     return block, min(max(block // 256, 1), 16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: bool = False) -> Tensor:
+    """rounds: rows of x [T, H] are rounded, too (rounded.py)."""
     hidden = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     inner, stride_inner = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
     stride_outer = x.stride(0) if x.dim() > 1 else 0
+    codes, rounded_scale = room_for(x, hidden, rounds)
+    dependent = has_dependent_launch(x)
     block, warps = _block(hidden)
     _rms_norm_kernel[(out.numel() // hidden,)](
         x,
         weight,
         out,
+        codes,
+        rounded_scale,
         inner,
         stride_outer,
         stride_inner,
         hidden,
         eps,
+        ROUNDS=rounds,
+        DEPENDENT=dependent,
         BLOCK=block,
         num_warps=warps,
+        **({"launch_pdl": True} if dependent else {}),
     )
-    return out
+    return put_beside(out, codes, rounded_scale) if rounds else out
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """rounds: rows of the first result are rounded, too (rounded.py)."""
     rows, hidden = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(out)
     if rows == 0:
         return out, total
+    codes, rounded_scale = room_for(x, hidden, rounds)
+    dependent = has_dependent_launch(x)
     block, warps = _block(hidden)
     _add_rms_norm_kernel[(rows,)](
         x,
@@ -134,14 +177,19 @@ def fused_add_rms_norm(
         weight,
         out,
         total,
+        codes,
+        rounded_scale,
         x.stride(0),
         residual.stride(0),
         hidden,
         eps,
+        ROUNDS=rounds,
+        DEPENDENT=dependent,
         BLOCK=block,
         num_warps=warps,
+        **({"launch_pdl": True} if dependent else {}),
     )
-    return out, total
+    return (put_beside(out, codes, rounded_scale) if rounds else out), total
 
 
 def sum_add_rms_norm(

@@ -104,7 +104,11 @@ class DecoderLayer(Module):
             stream = self.norms.input.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch)
         norm = self.input_layernorm
-        hidden, residual = (self._enter if norm is None else norm.add)(hidden, residual)
+        hidden, residual = (
+            self._enter(hidden, residual)
+            if norm is None
+            else norm.add(hidden, residual, self.attention.takes)
+        )
         if self._side_by_side:
             attended, own = self.attention(positions, hidden, batch), self.post_attention_layernorm
             read = hidden if own is None else own(residual)
@@ -114,7 +118,11 @@ class DecoderLayer(Module):
         else:
             heads = self.attention_out_norm(self.attention(positions, hidden, batch))
         norm = self.post_attention_layernorm
-        hidden, residual = (self._enter if norm is None else norm.add)(heads, residual)
+        hidden, residual = (
+            self._enter(heads, residual)
+            if norm is None
+            else norm.add(heads, residual, self.mlp.takes)
+        )
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual
         return self.mlp_out_norm(self.mlp(hidden)), residual

@@ -25,6 +25,7 @@ from specengine.kernels.experts.types import (
     Routing,
 )
 from specengine.kernels.experts.types import Router as RouterWeights
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weight_device
@@ -213,6 +214,8 @@ class Experts(Module):
 class SparseMLP(Numbered):
     """``sum of w * expert(x) over the chosen + shared(x)``; with a gate on what is shared,
     ``sigmoid(gate(x)) * shared(x)``."""
+
+    takes: Fp8Input | None = None  # as layers.linear.Linear has it; the router reads it, too
 
     def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ from specengine.kernels.delta.types import (
     NodeBatch,
     PromptBatch,
 )
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
 from specengine.layers import split_ops
 from specengine.layers.layer_spec import LayerSpec
@@ -70,6 +71,8 @@ class CausalConv(Module):
 class GatedDelta(split_ops.Numbered):
     """Projections, the rule over what the state pool keeps, a gated norm, output projection. A rank
     has some of the key heads, and the value heads that read these, with their state."""
+
+    takes: Fp8Input | None = None  # as layers.linear.Linear has it
 
     def __init__(self, spec: LayerSpec, layer_id: int) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from specengine.core.parallel import AnyCut, Cut, VocabularyCut, communicator
 from specengine.kernels.linear import few_row, split_linear
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
 from specengine.layers.split_ops import Numbered, run_module, sum_over
 
@@ -79,6 +80,7 @@ class Linear(Numbered):
         self.weight = _parameter(out_features, in_features, device=weight_device())
         self.bias = _parameter(out_features, device=self.device) if bias else None
         self.kernel: LinearKernel | None = None
+        self._takes: Fp8Input | None = None
         self.incoming: list[IncomingWeight] | None = None  # while a checkpoint is read
         self.merged: IncomingWeight | None = None  # of all parts, in place of these
 
@@ -129,9 +131,16 @@ class Linear(Numbered):
         bias), in the order of `MergedLinear.shards`; None is all of it."""
         return [None]
 
-    def use_kernel(self, kernel: LinearKernel) -> None:
-        """Multiply with `kernel` from now on, and let go of the plain weight."""
-        self.kernel = kernel
+    @property
+    def takes(self) -> Fp8Input | None:
+        """The form that rows are rounded to before they are multiplied; None: they are not, or a
+        trace stands for it. Who makes the rows may round them, too (kernels/linear/rounded.py)."""
+        return None if is_traced() else self._takes
+
+    def use_kernel(self, kernel: LinearKernel, takes: Fp8Input | None = None) -> None:
+        """Multiply with `kernel` from now on, and let go of the plain weight. takes: the form that
+        it rounds rows to."""
+        self.kernel, self._takes = kernel, takes
         self.weight = None
 
 

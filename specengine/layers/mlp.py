@@ -11,6 +11,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import even_cut
 from specengine.kernels.linear import few_row
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.layers.linear import ColumnParallelLinear, Linear, MergedLinear, RowParallelLinear
 from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
@@ -32,6 +33,11 @@ class FeedForward(Module):
     @abstractmethod
     def up(self) -> Linear:
         """What reads the input: gate and up as one, or up alone."""
+
+    @property
+    def takes(self) -> Fp8Input | None:
+        """As layers.linear.Linear has it: of the input."""
+        return self.up.takes
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
@@ -64,7 +70,8 @@ class GatedMLP(FeedForward):
         return self.gate_up_proj
 
     def inner(self, x: Tensor) -> Tensor:
-        return act_and_mul(self.gate_up_proj.forward(x), self.activation)
+        gate_up = self.gate_up_proj.forward(x)
+        return act_and_mul(gate_up, self.activation, into=self.down_proj.takes)
 
     def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
         """The stream [T, hidden_size] with what this adds to it, behind its norm: a kernel a

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.layers.module import Module
 
 if TYPE_CHECKING:
@@ -52,9 +53,12 @@ class Norm(Module):
         self.offset = offset
 
     @abstractmethod
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(
+        self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(normed sum, sum) of a layer's output and the residual stream. Without a residual, the
-        stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts)."""
+        stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts).
+        into: Linear.takes of who reads the first; a norm may round it to that, too."""
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The sum alone."""
@@ -74,12 +78,14 @@ class RMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(
+        self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None
+    ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            return rms_norm(x, self.weight, self.eps), x
+            return rms_norm(x, self.weight, self.eps, into=into), x
         if x.dim() == 3:
             return sum_add_rms_norm(x, residual, self.weight, self.eps)
-        return fused_add_rms_norm(x, residual, self.weight, self.eps)
+        return fused_add_rms_norm(x, residual, self.weight, self.eps, into=into)
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The sum alone, in one kernel where x is in parts."""
@@ -124,7 +130,9 @@ class LayerNorm(Norm):
         normed = F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias, self.eps)
         return normed.to(x.dtype)
 
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(
+        self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None
+    ) -> tuple[Tensor, Tensor]:
         stream = self.stream(x, residual)
         return self(stream), stream
 

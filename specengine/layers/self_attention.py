@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.parallel import Cut, communicator, head_cuts
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.layers.attention import Attention
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import MergedLinear, RowParallelLinear
@@ -45,6 +46,11 @@ class ProjectedAttention(Module):
     @abstractmethod
     def in_proj(self) -> MergedLinear:
         """The product of the layer's input."""
+
+    @property
+    def takes(self) -> Fp8Input | None:
+        """As layers.linear.Linear has it: of the layer's input."""
+        return self.in_proj.takes
 
     @abstractmethod
     def attend(self, positions: Tensor, projected: Tensor, batch: ForwardBatch) -> Tensor:

@@ -90,6 +90,19 @@ def test_fp8_products_equal_the_reference(
 
 
 @pytest.mark.parametrize("kind", ["tensor", "row", "block"])
+def test_codes_multiplied_as_they_are_give_the_reference(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8_linear_triton, "multiplies_codes", lambda x, weight: True)
+    weight = fp8_weight(kind, device)
+    x, bias = draw(5, COLUMNS, seed=2).to(device, torch.float16), draw(OUTS, seed=3).to(device)
+    expected = fp8_linear(x, weight, bias, backend="torch")
+    for splits in (1, 3):
+        tile = Tile(64, 64, splits, 4, 2)
+        assert_near(fp8_linear_triton.fp8_linear(x, weight, bias, tile), expected)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row", "block"])
 def test_inputs_are_rounded_alike(kind: str, device: torch.device) -> None:
     form = fp8_weight(kind, device).input
     assert form is not None
@@ -144,6 +157,15 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, device: torch.de
             assert torch.equal(fp8_linear_triton.fp8_linear(x, fp8, None, tile)[row], alone[0])
             alone = int_linear_triton.int_linear(x[row : row + 1], four, None, tile)
             assert torch.equal(int_linear_triton.int_linear(x, four, None, tile)[row], alone[0])
+
+
+@pytest.mark.parametrize("outs", [576, 2048, 4096, 6144, 28672])
+@pytest.mark.parametrize("wide", [None, torch.float16, torch.float32])
+def test_fp8_sums_have_one_order_for_all_numbers_of_rows(
+    outs: int, wide: torch.dtype | None
+) -> None:
+    tiles = [fp8_linear_triton.tile_for(outs, wide, True, rows) for rows in range(1, 65)]
+    assert len({(tile.columns, tile.splits) for tile in tiles}) == 1
 
 
 def test_whole_weights_are_dequantised(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from specengine.core.registry import QUANTIZATIONS, load_place
 from specengine.kernels.linear.fp8_linear import fp8_linear
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
 from specengine.layers.experts import Experts
 from specengine.layers.linear import IncomingWeight, Linear, LMHead
 from specengine.layers.quantization.experts import close_experts, fill_experts
@@ -53,6 +53,12 @@ class QuantisedLinear:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     @property
+    def takes(self) -> Fp8Input | None:
+        """The form that a single product rounds its rows to."""
+        first = self.parts[0]
+        return first.input if len(self.parts) == 1 and isinstance(first, Fp8Weight) else None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that a product reads."""
         return sum(_bytes(part) for part in self.parts)
@@ -87,7 +93,8 @@ def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) ->
                 plain = torch.cat([dense(one).to(dtype) for one in parts])
                 module.weight = nn.Parameter(plain, requires_grad=False)
             else:
-                module.use_kernel(QuantisedLinear(parts, module.bias))
+                kernel = QuantisedLinear(parts, module.bias)
+                module.use_kernel(kernel, kernel.takes)
         elif isinstance(module, Experts) and module.incoming is not None:
             is_dense = wants_dense(module.device)
             packed.append(close_experts(module, method, dtype, is_dense) or is_dense)

@@ -1,0 +1,188 @@
+"""FP8 products of few rows in the order of a layer: checked, then microseconds by tile.
+
+    python -m benchmarks.kernels.fp8_products [--json FILE] [--no-sweep]
+
+Products of codes are compared with float64, and each row with itself beside other rows, bit for
+bit; what norms and the activation round, with what the product would. Then each tile at each layer
+of an 8B, its inputs rounded before it, in a captured graph over copies of the weight that exceed
+the L2 cache; then all products of a layer with the norms and the activation between them, over the
+weights of several layers. Takes about a minute on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.quantised import L2_BYTES, SHAPES, draw, expected, graph_us, scaled_mm
+from specengine.kernels.linear import activation_triton, fp8_linear_triton, norm_triton
+from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
+from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
+from specengine.kernels.linear.rounded import found_beside
+from specengine.kernels.linear.split_sum_triton import Tile
+from specengine.kernels.precompile import precompile
+from specengine.lab.environment import environment
+
+ROWS = (1, 4, 8, 16, 64, 128, 256)
+SWEPT_ROWS = (1, 8, 64)
+LAYERS = 8
+EPS = 1e-5
+# Outs, columns, warps and stages of programs; a narrower one has no FP8 product.
+PROGRAMS = (
+    *((64, 256, 4, stages) for stages in (2, 3, 4, 5)),
+    *((64, 512, 4, stages) for stages in (2, 3)),
+    (64, 128, 4, 6),
+    *((128, 256, 8, stages) for stages in (2, 3)),
+)
+TILES = [Tile(o, c, splits, w, st) for (o, c, w, st), splits in product(PROGRAMS, (1, 2, 4))]
+
+Layer = dict[str, Fp8Weight]
+
+
+def made(shape: tuple[int, int]) -> Fp8Weight:
+    """Random codes and scales, of a deviation of about columns ** -0.5."""
+    codes = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 32).to(FP8)
+    scale = torch.rand(shape[0], 1, device="cuda") * shape[1] ** -0.5 / 16
+    return Fp8Weight(codes, scale, 1, shape[1], Fp8Input())
+
+
+def check_rounding() -> bool:
+    """Whether norms and the activation round as the product would."""
+    same = True
+    for rows in (1, 9, 64):
+        x, stream, gain = draw(rows, 4096), draw(rows, 4096, 30), draw(1, 4096)[0]
+        wide = draw(rows, 2 * 14336, 5)
+        for one in (
+            norm_triton.rms_norm(x, gain, EPS, True),
+            norm_triton.fused_add_rms_norm(x, stream, gain, EPS, True)[0],
+            activation_triton.act_and_mul(wide, "silu", True),
+        ):
+            kept = found_beside(one, Fp8Input())
+            assert kept is not None
+            codes, scale = fp8_linear_triton.quantise_rows(one, Fp8Input())
+            alike = torch.equal(kept[0].view(torch.uint8), codes.view(torch.uint8))
+            same = same and alike and torch.equal(kept[1], scale)
+    return same
+
+
+def check(tile: Tile | None, weight: Fp8Weight, x: Tensor, truth: Tensor) -> dict[str, Any]:
+    """Largest error of a row beside its largest value, and whether a row alone is itself."""
+    worst, same = 0.0, True
+    for rows in (1, 5, 16, 64):
+        out = fp8_linear_triton.fp8_linear(x[:rows], weight, None, tile)
+        error = (out.double() - truth[:rows]).abs().amax(1) / truth[:rows].abs().amax(1)
+        worst = max(worst, float(error.max()))
+        for row in {0, rows // 2, rows - 1}:
+            alone = fp8_linear_triton.fp8_linear(x[row : row + 1], weight, None, tile)
+            same = same and torch.equal(alone[0], out[row])
+    return {"tile": str(tile), "error": worst, "row alone equal": same}
+
+
+def tiled(tile: Tile, x: Tensor, weight: Fp8Weight) -> Tensor:
+    return fp8_linear_triton.fp8_linear(x, weight, None, tile)
+
+
+def sweep() -> list[dict[str, Any]]:
+    found = []
+    for shape, size in SHAPES.items():
+        weights = [made(size) for _ in range(max(2, -(-L2_BYTES // (size[0] * size[1]))))]
+        for rows in SWEPT_ROWS:
+            x, times = draw(rows, size[1]), dict[str, float]()
+            for tile in TILES:
+                times[str(tile)] = graph_us(partial(tiled, tile, x), weights)
+            times["scaled_mm"] = graph_us(partial(scaled_mm, x), weights)
+            where = {"shape": shape, "rows": rows}
+            found += [where | {"call": name, "us": us} for name, us in times.items()]
+            best = sorted((us, name) for name, us in times.items())[:4]
+            told = "; ".join(f"{us:.1f} {name}" for us, name in best)
+            print(f"{shape:>8} {rows:>3}: scaled_mm {times['scaled_mm']:.1f}; {told}")
+    return found
+
+
+def layer_chain(
+    multiply: Callable[[Tensor, Fp8Weight], Tensor],
+    hidden: Tensor,
+    stream: Tensor,
+    gain: Tensor,
+    rounds: bool,
+    layers: Sequence[Layer],
+) -> Tensor:
+    """All of the layers but attention, in whose place the queries stand. rounds: norms and the
+    activation round what the products read."""
+    for layer in layers:
+        normed, stream = norm_triton.fused_add_rms_norm(hidden, stream, gain, EPS, rounds)
+        heads = multiply(normed, layer["qkv"])[:, : SHAPES["o"][1]].contiguous()
+        hidden = multiply(heads, layer["o"])
+        normed, stream = norm_triton.fused_add_rms_norm(hidden, stream, gain, EPS, rounds)
+        inner = activation_triton.act_and_mul(multiply(normed, layer["gate_up"]), "silu", rounds)
+        hidden = multiply(inner, layer["down"])
+    return hidden
+
+
+def by_scaled_mm(x: Tensor, weight: Fp8Weight) -> Tensor:
+    codes, scale = quantise_rows(x, Fp8Input())
+    w_scale = weight.scale.view(1, -1)
+    return torch._scaled_mm(codes, weight.codes.t(), scale, w_scale, out_dtype=x.dtype)
+
+
+def chains() -> list[dict[str, Any]]:
+    layers = [{name: made(size) for name, size in SHAPES.items()} for _ in range(LAYERS)]
+    read = sum(a * b for a, b in SHAPES.values())
+    gain = torch.ones(SHAPES["o"][0], device="cuda", dtype=torch.bfloat16)
+    found = []
+    for rows in ROWS:
+        given = draw(rows, SHAPES["o"][0]), draw(rows, SHAPES["o"][0]), gain
+        us = {}
+        for name, multiply in {"chosen": fp8_linear, "scaled_mm": by_scaled_mm}.items():
+            for rounds, told in ((False, ""), (True, ", rounded by norms")):
+                run = partial(layer_chain, multiply, *given, rounds)
+                us[name + told] = graph_us(run, [layers]) / LAYERS
+        told = ", ".join(f"{name} {one:.1f} ({read / one / 1e6:.2f})" for name, one in us.items())
+        print(f"layer without attention, {rows} rows, us (TB/s): {told}")
+        found.append({"rows": rows, **us})
+    return found
+
+
+def compile_all(tiles: Sequence[Tile | None]) -> None:
+    """On all cores, before anything is timed."""
+    size = SHAPES["o"]
+    weight = made(size)
+    with precompile():
+        for rows, tile in product((1, 64), tiles):
+            fp8_linear_triton.fp8_linear(draw(rows, size[1]), weight, None, tile)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--no-sweep", action="store_true", help="time the chosen tiles alone")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    tiles = [None, *(() if args.no_sweep else TILES)]
+    compile_all(tiles)
+    same = check_rounding()
+    print("norms and the activation round as the product would:", same)
+    weight, x = made(SHAPES["o"]), draw(64, SHAPES["o"][1])
+    truth = expected(x, weight)
+    checks = [check(tile, weight, x, truth) for tile in tiles]
+    for one in checks:
+        print(one)
+    assert same, "a row is rounded otherwise"
+    assert all(one["error"] < 0.01 and one["row alone equal"] for one in checks), "a tile is wrong"
+    swept = [] if args.no_sweep else sweep()
+    layers = chains()
+    if args.json is not None:
+        facts = {"environment": environment(), "checks": checks, "tiles": swept, "layers": layers}
+        args.json.write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Rounding a row to FP8 in the program that made it."""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specengine.kernels.linear.quantised import FP8
+
+
+@triton.jit
+def store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask):
+    """made: a whole row, zeros where not mask, rounded to the dtype that it is stored in. The
+    operations of fp8_linear_triton's `_quantise_kernel`, so that the bits are the same."""
+    made = made.to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(made), axis=0) / 448.0, 1e-12)
+    codes = tl.minimum(tl.maximum(made / scale, -448.0), 448.0)
+    tl.store(codes_ptr + row * width + cols, codes.to(codes_ptr.dtype.element_ty), mask=mask)
+    tl.store(scale_ptr + row, scale)
+
+
+def room_for(x: Tensor, columns: int, rounds: bool) -> tuple[Tensor, Tensor]:
+    """Codes [T, columns] and scales [T, 1] to fill; hardly anything where nothing is rounded."""
+    rows = len(x) if rounds else 1
+    codes = torch.empty((rows, columns if rounds else 1), dtype=FP8, device=x.device)
+    return codes, torch.empty((rows, 1), dtype=torch.float32, device=x.device)
