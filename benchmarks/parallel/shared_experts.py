@@ -242,7 +242,7 @@ def work(args: argparse.Namespace) -> None:
         torch.set_num_threads(1)
     parallel = config.parallel
     place = Meeting(args.folder, args.rank, parallel.dp_size)
-    sharers = meet(place, resolve_device(config.model.device), parallel.enable_symm_mem)
+    sharers = meet(place, resolve_device(config.model.device), config.sums_in_one_kernel)
     rank = Rank(args.rank, Path(args.folder) / str(args.rank), args, {}, sharers)
     rank.folder.mkdir()
     for part in PARTS:

@@ -279,3 +279,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_together(self)
+
+    @property
+    def sums_in_one_kernel(self) -> bool:
+        """Whether two ranks on GPUs sum few rows so, if they can. Unless told, they do where it was
+        measured: where one engine's forwards are all on one stream."""
+        if self.parallel.enable_symm_mem is not None:
+            return self.parallel.enable_symm_mem
+        return not self.parallel.enable_dp_attention and not self.split.enable_pdmux

@@ -21,8 +21,10 @@ class ParallelConfig(Section):
     enable_dp_attention: bool = option(
         False, "let the engines of --dp-size share the experts of one model, in place of copies"
     )
-    enable_symm_mem: bool = option(
-        False, "sum few rows over two cards in one kernel, by memory that each has mapped of both"
+    enable_symm_mem: bool | None = option(
+        None,
+        "sum few rows over two cards in one kernel, by memory that each has mapped of the other; "
+        "default: with --tp-size 2 alone",
     )
 
     @property

@@ -17,6 +17,7 @@ GIVEN: Mapping[str, Callable[[Any], bool]] = {
     "--tp-size": lambda config: config.parallel.tp_size > 1,
     "--dp-size": lambda config: config.parallel.dp_size > 1,
     "--enable-dp-attention": lambda config: config.parallel.enable_dp_attention,
+    "--enable-symm-mem": lambda config: bool(config.parallel.enable_symm_mem),
     "--enable-pdmux": lambda config: config.split.enable_pdmux,
     "--enable-mixed-chunk": lambda config: config.schedule.enable_mixed_chunk,
     "--enable-sleep-mode": lambda config: config.memory.enable_sleep_mode,
@@ -36,6 +37,7 @@ GIVEN: Mapping[str, Callable[[Any], bool]] = {
 REFUSED: tuple[tuple[str, str], ...] = (
     ("--enable-pdmux", "--enable-mixed-chunk"),
     ("--enable-pdmux", "--enable-dp-attention"),  # forwards of ranks meet whole
+    ("--enable-pdmux", "--enable-symm-mem"),  # forwards of two streams would meet in one kernel
     ("--quantization for a CPU", "--tp-size"),
     ("--speculative-cost-table", "--enable-dp-attention"),
     ("--disable-cuda-graph-padding", "--enable-dp-attention"),  # rounds of ranks have one size

@@ -127,7 +127,7 @@ def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> Loaded
     """The same of an engine of --enable-dp-attention, with ranks of its own (--tp-size). Waits for
     the other engines."""
     parallel, link = config.parallel, start_ranks(config, phases, place)
-    device, symmetric = resolve_device(config.model.device), parallel.enable_symm_mem
+    device, symmetric = resolve_device(config.model.device), config.sums_in_one_kernel
     return load(config, phases, link, meet(place, device, symmetric, 0, parallel.tp_size))
 
 

@@ -209,6 +209,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--tp-size": {"tp_size": 2},
     "--dp-size": {"dp_size": 2},
     "--enable-dp-attention": {"dp_size": 2, "enable_dp_attention": True},
+    "--enable-symm-mem": {"enable_symm_mem": True},
     "--enable-pdmux": {"enable_pdmux": True},
     "--enable-mixed-chunk": {"enable_mixed_chunk": True},
     "--enable-sleep-mode": {"enable_sleep_mode": True},
@@ -229,6 +230,17 @@ def test_pair_is_refused_where_flags_are_read(pair: tuple[str, str]) -> None:
         config_from_flags(alone)
     with pytest.raises(ConfigError, match=f"{pair[0]} does not go together with {pair[1]}"):
         config_from_flags({**one, **other})
+
+
+def test_ranks_sum_in_one_kernel_where_forwards_are_on_one_stream_or_it_is_told() -> None:
+    def sums(**flags: Any) -> bool:
+        return config_from_flags({"tp_size": 2, **flags}).sums_in_one_kernel
+
+    assert sums()
+    assert not sums(**FLAGS["--enable-pdmux"])
+    assert not sums(**FLAGS["--enable-dp-attention"])
+    assert sums(**FLAGS["--enable-dp-attention"], enable_symm_mem=True)
+    assert not sums(enable_symm_mem=False)
 
 
 def test_all_that_is_not_refused_is_in_a_row_together() -> None:

@@ -55,7 +55,7 @@ def start_ranks(config: EngineConfig, phases: Phases, meeting: Meeting | None = 
         folder = tempfile.TemporaryDirectory(prefix="specengine-ranks-")
         store = FileStore(f"{folder.name}/store", size)
         rings = [Ring.create() for _ in range(size - 1)]
-        symmetric = config.parallel.enable_symm_mem
+        symmetric = config.sums_in_one_kernel
         given: dict[str, Any] = {"size": size, "folder": folder.name, "device": device.type}
         given |= {"threads": threads, "log_level": config.server.log_level, "symm_mem": symmetric}
         given |= {"meeting": None if meeting is None else asdict(meeting)}
