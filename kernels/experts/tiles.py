@@ -32,8 +32,13 @@ class Tiles:
     down: Tile
 
 
-_FEW = Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))
-# Least mean number of rows an expert -> tiles, the most first.
+_FEW_DOWN = Tile(16, 128, 64, 4, 4)
+# Least mean number of rows an expert -> tiles of few rows, the most first.
+_FEW: tuple[tuple[float, Tiles], ...] = (
+    (2.0, Tiles(Tile(16, 32, 64, 4, 5), _FEW_DOWN)),
+    (0.0, Tiles(Tile(16, 32, 128, 4, 4), _FEW_DOWN)),
+)
+# The same of more rows.
 _MANY: tuple[tuple[float, Tiles], ...] = (
     (96.0, Tiles(Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3))),
     (32.0, Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))),
@@ -49,10 +54,9 @@ def are_few(num_rows: int, num_chosen: int) -> bool:
 
 def tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
     """By the shapes alone, so that launches are the same whatever is chosen."""
-    if are_few(num_rows, num_chosen):
-        return _FEW
+    forms = _FEW if are_few(num_rows, num_chosen) else _MANY
     mean = num_rows * num_chosen / num_experts
-    return next(tiles for least, tiles in _MANY if mean >= least)
+    return next(tiles for least, tiles in forms if mean >= least)
 
 
 # Of weights in 8 and 4 bits; outs of gate and up together are rows of the processor's product.

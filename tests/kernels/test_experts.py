@@ -15,6 +15,7 @@ from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.route import route
+from specengine.kernels.experts.tiles import tile_for
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Router, Routing
 from tests.kernels import offline_triton
 
@@ -90,13 +91,21 @@ def test_all_rows_on_the_same_experts(rows: int, device: torch.device) -> None:
 
 
 def test_a_row_does_not_depend_on_others(device: torch.device) -> None:
-    weights, picked = make(8, device), choose(9, 8, 3, device)
+    """Within a tiling: the interpreter adds up steps of other sizes in another order, as a card
+    does not (benchmarks/kernels/experts.py compares tilings)."""
+    weights, picked = make(16, device), choose(9, 16, 3, device)
     x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(3)).to(device)
     together = experts(x, picked, weights, backend="triton")
     for row in (0, 4):
         one = Chosen(picked.ids_TK[row : row + 1], picked.weights_TK[row : row + 1])
         alone = experts(x[row : row + 1], one, weights, backend="triton")
         assert torch.equal(alone[:, 0], together[:, row])
+
+
+def test_tiles_of_few_rows_follow_the_rows_of_an_expert() -> None:
+    steps = [tile_for(rows, 128, 8).gate_up.inputs for rows in (1, 16, 31, 32, 64)]
+    assert steps == [128, 128, 128, 64, 64]
+    assert len({tile_for(rows, 128, 8).down for rows in (1, 64)}) == 1
 
 
 def test_many_rows_are_summed_in_their_dtype(device: torch.device) -> None:
