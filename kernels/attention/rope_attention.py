@@ -1,15 +1,18 @@
-"""Rotation, KV write and attention of few new tokens a request: decode and verification.
+"""Norms of heads, rotation, KV write and attention of few new tokens a request: decode and
+verification.
 
-What rope_store_kv and paged_attention do, in one kernel that a small model waits for once.
+What norm_heads, rope_store_kv and paged_attention do, in one kernel that a small model waits for
+once.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from specengine.kernels.attention.head_norms import norm_heads
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.rope import rope_store_kv
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.kernels.dispatch import Backend, use_triton
 
 # Rows (queries x query heads of a KV head) of one program, or of a few that share them.
@@ -41,11 +44,13 @@ def rope_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    norms: HeadNorms | None = None,
     num_splits: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """``paged_attention(rope_store_kv(q, k, v, ...), ...)``: arguments, shapes and result are
-    theirs (positions: batch.positions), under the conditions of `fits`.
+    theirs (positions: batch.positions), under the conditions of `fits`. With norms, q and k are
+    ``norm_heads(q, k, norms)``, to the same roundings.
 
     With programmatic dependent launch the old keys are read before the kernel ahead has ended. So
     the KV of a prefix must not come from a kernel that signals its end early, as these do: between
@@ -67,8 +72,11 @@ def rope_attention(
             window,
             softcap,
             sinks,
+            norms,
             num_splits,
         )
+    if norms is not None:
+        q, k = norm_heads(q, k, norms, backend="torch")
     rotated = rope_store_kv(
         q, k, v, batch.positions, cos_sin_cache, k_cache, v_cache, loc, backend="torch"
     )

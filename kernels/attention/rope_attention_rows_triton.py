@@ -12,12 +12,33 @@ from specengine.kernels.attention.online_softmax_triton import capped, raise_max
 
 
 @triton.jit
-def rotated(head_ptrs, cols, cos, sin, mask, HEAD_DIM: tl.constexpr):
-    """Heads [R, D] rotated in float32 and rounded to their dtype (Su et al. 2021)."""
+def rotated(
+    head_ptrs,
+    gain_ptr,
+    eps,
+    cols,
+    cos,
+    sin,
+    mask,
+    HEAD_DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Heads [R, D] rotated in float32 and rounded to their dtype (Su et al. 2021). HAS_NORM: each
+    is normalised before, with the roundings of a norm by itself."""
     half: tl.constexpr = HEAD_DIM // 2
     partner = tl.where(cols < half, cols + half, cols - half)
     x = tl.load(head_ptrs[:, None] + cols[None, :], mask=mask, other=0.0)
-    other = tl.load(head_ptrs[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(head_ptrs[:, None] + partner[None, :], mask=mask, other=0.0)
+    if HAS_NORM:
+        in_head = cols < HEAD_DIM
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / HEAD_DIM + eps)[:, None]
+        gain = tl.load(gain_ptr + cols, mask=in_head, other=0.0)[None, :]
+        of_other = tl.load(gain_ptr + partner, mask=in_head, other=0.0)[None, :]
+        normed = (wide * scale).to(gain.dtype) * gain
+        other = ((other.to(tl.float32) * scale).to(gain.dtype) * of_other).to(x.dtype)
+        x = normed.to(x.dtype)
+    other = other.to(tl.float32)
     signed = tl.where((cols < half)[None, :], -other, other)
     return (x.to(tl.float32) * cos + signed * sin).to(x.dtype)
 

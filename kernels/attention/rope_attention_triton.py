@@ -1,4 +1,5 @@
-"""Rotation, KV write and paged attention of a few queries a request, in one Triton kernel.
+"""Norms of heads, rotation, KV write and paged attention of a few queries a request, in one Triton
+kernel.
 
 A program takes one KV head of one request, all of its queries or a tile of them, and a share of the
 keys written by earlier forwards. The first share also takes the new keys, straight from the
@@ -40,7 +41,7 @@ from specengine.kernels.attention.rope_attention_rows_triton import (
     rotated,
     whole_rows,
 )
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.kernels.dispatch import has_dependent_launch, shared_bytes
 
 _NARROW = 2**31  # elements of a cache whose places fit 32 bits
@@ -78,6 +79,8 @@ def _rope_attention_kernel(
     lse_ptr,
     counters_ptr,
     sinks_ptr,
+    q_gain_ptr,
+    k_gain_ptr,
     stride_qt,
     stride_qh,
     stride_kt,
@@ -95,6 +98,7 @@ def _rope_attention_kernel(
     min_blocks,
     scale_log2,
     softcap_log2,
+    eps,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -106,6 +110,7 @@ def _rope_attention_kernel(
     HAS_FIRST: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
     NARROW: tl.constexpr,
@@ -167,7 +172,7 @@ def _rope_attention_kernel(
         gdc_wait()
 
     q_rows = q_ptr + (first_row + queries) * stride_qt + heads * stride_qh
-    q = rotated(q_rows, dims, cos, sin, cells, HEAD_DIM)
+    q = rotated(q_rows, q_gain_ptr, eps, dims, cos, sin, cells, HEAD_DIM, HAS_NORM)
     row_max, total = started(sinks_ptr, heads, valid, split, BLOCK_M, HAS_SINKS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if split == 0:
@@ -175,7 +180,8 @@ def _rope_attention_kernel(
         at = tl.load(positions_ptr + first_row + news, mask=is_new, other=0)
         new_cos, new_sin = angles(cos_sin_ptr, at, stride_cos_sin, dims, new_cells, HEAD_DIM)
         k_rows = k_ptr + (first_row + news) * stride_kt + kv_head * stride_kh
-        k_new = rotated(k_rows, dims, new_cos, new_sin, new_cells, HEAD_DIM)
+        how = dims, new_cos, new_sin, new_cells, HEAD_DIM, HAS_NORM
+        k_new = rotated(k_rows, k_gain_ptr, eps, *how)
         v_rows = v_ptr + (first_row + news) * stride_vt + kv_head * stride_vh
         v_new = tl.load(v_rows[:, None] + dims[None, :], mask=new_cells, other=0.0)
         slot = tl.load(loc_ptr + first_row + news, mask=is_new, other=0)[:, None]
@@ -258,6 +264,7 @@ def rope_attention(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    norms: HeadNorms | None,
     num_splits: int | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -298,6 +305,8 @@ def rope_attention(
         lse,
         lse if batch.counters is None else batch.counters,
         lse if sinks is None else sinks,
+        q if norms is None else norms.q_weight,
+        k if norms is None else norms.k_weight,
         *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
@@ -311,6 +320,7 @@ def rope_attention(
         1 if num_splits else max(blocks.min_share // blocks.keys, 1),
         scale * math.log2(math.e),
         1.0 if softcap is None else softcap * math.log2(math.e),
+        0.0 if norms is None else norms.eps,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_M=rows,
@@ -322,6 +332,7 @@ def rope_attention(
         HAS_FIRST=batch.first_keys is not None,
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
+        HAS_NORM=norms is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         NARROW=k_cache.numel() < _NARROW,

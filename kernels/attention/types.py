@@ -29,6 +29,15 @@ class PagedBatch:
 
 
 @dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of each head of q and of k by itself, as linear.norm has them, before rotation."""
+
+    q_weight: Tensor  # [D], of q's dtype or float32
+    k_weight: Tensor  # the same
+    eps: float
+
+
+@dataclass(frozen=True)
 class ExpandedHeads:
     """Heads of latent attention once keys and values are computed from latents."""
 

@@ -222,9 +222,7 @@ def _few_down_kernel(
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+    # Who chose stands two before, and is complete.
     offsets = tl.arange(0, BLOCK_S)
     ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
     expert = first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
@@ -233,6 +231,9 @@ def _few_down_kernel(
     count = tl.where(expert < 0, 0, count)
     rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
     n = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     for start in range(0, count, ROWS):
         slots = slots_of(is_hit, rank, offsets, start, ROWS)
         is_slot = start + tl.arange(0, ROWS) < count

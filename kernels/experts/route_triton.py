@@ -21,6 +21,7 @@ from specengine.kernels.experts.types import Chosen, Router, Routing
 _ROWS = 16
 _EXPERTS = 16
 _INPUTS = 128
+_STEP = 512  # bytes of a step; the first weights are read before the kernel ahead has ended
 _PART = 256  # inputs, at least
 _MOST_PARTS = 8
 
@@ -40,31 +41,41 @@ def _logits_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """parts[p, t, e]: the product over the p-th part of the inputs."""
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     part = tl.program_id(2)
     is_t, is_e = t < rows, e < num_experts
     acc = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
     end = tl.minimum(part * part_size + part_size, hidden)
-    for k0 in range(0, part_size, BLOCK_K):
-        k = part * part_size + k0 + tl.arange(0, BLOCK_K)
-        is_k = k < end
-        x = tl.load(
-            x_ptr + t[:, None].to(tl.int64) * hidden + k[None, :],
-            mask=is_t[:, None] & is_k[None, :],
-            other=0.0,
-        )
-        w = tl.load(
-            weight_ptr + e[:, None] * hidden + k[None, :],
-            mask=is_e[:, None] & is_k[None, :],
-            other=0.0,
-        )
+    k = part * part_size + tl.arange(0, BLOCK_K)
+    x_rows = x_ptr + t[:, None].to(tl.int64) * hidden
+    w_rows = weight_ptr + e[:, None] * hidden
+    w = tl.load(w_rows + k[None, :], mask=is_e[:, None] & (k < end)[None, :], other=0.0)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    for _ in range(0, part_size, BLOCK_K):
+        x = tl.load(x_rows + k[None, :], mask=is_t[:, None] & (k < end)[None, :], other=0.0)
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        k += BLOCK_K
+        w = tl.load(w_rows + k[None, :], mask=is_e[:, None] & (k < end)[None, :], other=0.0)
     place = (part * rows + t[:, None]).to(tl.int64) * num_experts + e[None, :]
     tl.store(parts_ptr + place, acc, mask=is_t[:, None] & is_e[None, :])
+
+
+@triton.jit
+def _sortable(values, places):
+    """int64 keys [N] in the order of values, float32 that are no NaN, and of equal ones the first
+    place the largest: one reduction finds both value and place."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
+    upper = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (upper.to(tl.int64) << 32) | (places ^ 0x7FFFFFFF).to(tl.int64)
+
+
+@triton.jit
+def _value_of(key):
+    upper = (key >> 32).to(tl.int32)
+    return (upper ^ ((upper >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -131,18 +142,23 @@ def _choose_kernel(
             is_chosen = tl.where(g == group, 1, is_chosen)
             values = tl.where(g == group, float("-inf"), values)
         ranks = tl.where(is_chosen[:, None] == 1, ranks, float("-inf"))
-    ranks = tl.reshape(ranks, (BLOCK_G * BLOCK_M,))
     scores = tl.reshape(scores, (BLOCK_G * BLOCK_M,))
     places, slots = tl.arange(0, BLOCK_G * BLOCK_M), tl.arange(0, BLOCK_C)
+    keys = _sortable(tl.reshape(ranks, (BLOCK_G * BLOCK_M,)), places)
+    last = _sortable(tl.full((BLOCK_G * BLOCK_M,), float("-inf"), tl.float32), places)
     ids = tl.zeros((BLOCK_C,), dtype=tl.int32)
     weights = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for slot in tl.static_range(CHOSEN):
-        found = tl.argmax(ranks, axis=0)
+        best_key = tl.max(keys, axis=0)
+        found = (best_key & 0x7FFFFFFF).to(tl.int32) ^ 0x7FFFFFFF
         expert = (found // BLOCK_M) * group_size + found % BLOCK_M
         ids = tl.where(slots == slot, tl.minimum(expert, num_experts - 1), ids)
-        score = tl.sum(tl.where(places == found, scores, 0.0), axis=0)
+        if HAS_CORRECTION:
+            score = tl.sum(tl.where(places == found, scores, 0.0), axis=0)
+        else:
+            score = _value_of(best_key)
         weights = tl.where(slots == slot, score, weights)
-        ranks = tl.where(places == found, float("-inf"), ranks)
+        keys = tl.where(places == found, last, keys)
     if NORMALISED:
         weights = weights / tl.sum(weights, axis=0)
     weights = weights * scaling
@@ -176,7 +192,7 @@ def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
         DEPENDENT=dependent,
         BLOCK_T=_ROWS,
         BLOCK_E=_EXPERTS,
-        BLOCK_K=_INPUTS,
+        BLOCK_K=_STEP // x.element_size(),
         num_warps=2,
         **launch,
     )

@@ -20,6 +20,7 @@ from specengine.kernels.linear import few_row_ref
 MAX_ROWS = 128
 MAX_WORK = 500_000_000  # rows x weights, of a decoder layer
 MAX_PRODUCT = 100_000_000  # rows x weights, of a product by itself
+MIN_STREAM = 10_000_000  # weights of a product by itself from which one row is a stream of them
 MAX_HIDDEN = 2048
 MAX_HIDDEN_OF_ONE_ROW = 8192
 
@@ -35,6 +36,12 @@ def fits(x: Tensor, num_weights: int) -> bool:
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
     return len(x) * weight.numel() <= MAX_PRODUCT and _can_take(x)
+
+
+def _is_stream(x: Tensor, weight: Tensor) -> bool:
+    """One row and many weights."""
+    is_one = len(x) == 1 and x.shape[1] <= MAX_HIDDEN_OF_ONE_ROW
+    return is_one and weight.numel() >= MIN_STREAM and use_triton("auto", x)
 
 
 def _can_take(x: Tensor) -> bool:
@@ -68,7 +75,9 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto"
 ) -> Tensor:
     """x: [T, H], weight: [O, H], bias: [O] or None -> [T, O]."""
-    takes_kernel = backend == "cuda" or (backend == "auto" and _pays(x, weight))
+    if backend == "auto" and _is_stream(x, weight):
+        backend = "triton"
+    takes_kernel = backend in ("cuda", "triton") or (backend == "auto" and _pays(x, weight))
     module = _module(backend, x) if takes_kernel else few_row_ref
     out: Tensor = module.linear(x, weight, bias)
     return out

@@ -14,7 +14,9 @@ from specengine.kernels.dispatch import multiprocessors
 _SOURCE = Path(__file__).parents[1] / "cuda" / "few_row.cu"
 _ROWS = 16  # of a block
 _ALONE = 13  # warps of a block beside which a multiprocessor has no room for another
-_WIDEST = 5  # eights of outputs that such a block has registers for
+_WIDEST = 5  # eights of outputs of such a block
+# Loads of a thread that its registers hold: those of the norm's gain take their part.
+_MOST_HELD, _MOST_HELD_BESIDE_GAIN = 20, 16
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,16 @@ def tile_for(hidden: int, gated: bool) -> Tile:
     return Tile(min(held // unroll // (2 if gated else 1), most), warps, unroll)
 
 
-def widened(tile: Tile, num_outs: int, num_rows: int, processors: int) -> Tile:
+def widened(
+    tile: Tile, num_outs: int, num_rows: int, processors: int, has_norm: bool, gated: bool
+) -> Tile:
     """With as many outputs more as spare a second wave of blocks, where a block takes a whole
-    multiprocessor. The order of the sums stays."""
+    multiprocessor and has the registers. The order of the sums stays."""
     if tile.warps < _ALONE:
         return tile
-    for eights in range(tile.eights, _WIDEST + 1):
+    held = _MOST_HELD_BESIDE_GAIN if has_norm else _MOST_HELD
+    widest = min(held // (tile.unroll * (2 if gated else 1)), _WIDEST)
+    for eights in range(tile.eights, widest + 1):
         if -(-num_outs // (8 * eights)) * -(-num_rows // _ROWS) <= processors:
             return replace(tile, eights=eights)
     return tile
@@ -52,7 +58,8 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor:
     num_rows, hidden = x.shape
     num_outs = weight.shape[0] // (2 if around.gated else 1)
     tile = tile_for(hidden, around.gated)
-    tile = widened(tile, num_outs, num_rows, multiprocessors(x.device))
+    has_norm, processors = around.norm_weight is not None, multiprocessors(x.device)
+    tile = widened(tile, num_outs, num_rows, processors, has_norm, around.gated)
     eights = (tile.eights * (2 if around.gated else 1)) | 1
     shared = 4 * tile.warps * _ROWS * (8 * eights + 1)
     residual = around.residual

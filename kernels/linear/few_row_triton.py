@@ -136,6 +136,11 @@ def _launch(
     return out
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    return _launch(x, weight, out, bias=bias)
+
+
 def norm_linear(
     x: Tensor,
     norm_weight: Tensor,

@@ -70,8 +70,9 @@ def sum_add_rms_norm(
 
     parts: float32 [P, T, H], contiguous, of a product (split_linear); residual: [T, H], rows
     contiguous; neither is modified. Any device; Triton on CUDA, where it is one kernel that reads
-    residual and weight before the kernel ahead has ended: that one must write neither, nor signal
-    its end early, as cuBLAS and this kernel do not.
+    residual and weight before the kernel ahead has ended: that one must write neither, nor let this
+    one start before its own wait has ended, as cuBLAS and the products of experts do not. This one
+    lets the next start at once: before its wait that one may read what was complete two before.
     """
     normed, total = _sum_add_rms_norm(parts, residual, weight, eps, backend=backend)
     return normed, total

@@ -32,17 +32,17 @@ def _rms_norm_kernel(
     DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < hidden
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     if DEPENDENT:
         # In this order: what starts behind this kernel may read what was written before it.
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < hidden
     start = (row // inner) * stride_outer + (row % inner) * stride_inner
     x = tl.load(x_ptr + start + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     normed = (x * scale).to(weight.dtype)
     made = (normed * weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, made, mask=mask)
@@ -106,6 +106,8 @@ def _sum_add_rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden
+    if DEPENDENT:
+        gdc_launch_dependents()
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     residual = tl.load(residual_ptr + row * stride_residual + cols, mask=mask, other=0.0)
     if DEPENDENT:

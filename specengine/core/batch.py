@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         StatePool,
     )
     from specengine.core.sampling_batch import SamplingBatch
-    from specengine.kernels.attention.types import Expansion, PagedBatch
+    from specengine.kernels.attention.types import Expansion, HeadNorms, PagedBatch
     from specengine.kernels.delta.types import PromptBatch, Save
 
 __all__ = [
@@ -86,9 +86,8 @@ class ScheduleBatch:
             return None
         rows: list[int] = []
         ends = accumulate(self.extend_lens)
-        for req, count, end, samples in zip(
-            self.reqs, self.extend_lens, ends, self.samples, strict=True
-        ):
+        each = zip(self.reqs, self.extend_lens, ends, self.samples, strict=True)
+        for req, count, end, samples in each:
             if req.sampling.prompt_logprobs is not None and not req.output_ids:
                 rows.extend(range(end - count, end))
             elif samples:
@@ -187,21 +186,25 @@ class AttentionBackend(ABC):
         return
 
     def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        norms: HeadNorms | None,
     ) -> Tensor | None:
-        """Rotates q and k, writes k and v to the pool and attends, at once: q [T, num_heads,
-        head_dim], k, v [T, num_kv_heads, head_dim] -> the shape of q. None, and nothing done,
-        where the backend has no such thing for this batch."""
+        """Normalises heads of q and k (None: not at all), rotates them, writes k and v to the pool
+        and attends, at once: q [T, num_heads, head_dim], k, v [T, num_kv_heads, head_dim] -> the
+        shape of q. None, and nothing done, where the backend has no such thing for this batch."""
         return None
 
     def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
-        """What a kernel takes that attends for the whole model at once; None where the backend
-        has to be asked layer by layer."""
+        """What a kernel takes that attends for the whole model at once; None: ask each layer."""
         return None
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        """q [B, num_heads, head_dim], one row a request -> the same shape, or, of a layer with a
-        value_dim, [B, num_heads, value_dim]."""
+        """q [B, num_heads, head_dim], a row a request -> the same, or [B, num_heads, value_dim]."""
         return self.forward_extend(q, layer, batch)
 
     @abstractmethod

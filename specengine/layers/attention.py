@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from specengine.core.batch import ForwardBatch
 from specengine.core.errors import ModelLoadError, PlanMismatchError
 from specengine.core.interfaces import Rotary
+from specengine.kernels.attention.head_norms import norm_heads
 from specengine.kernels.attention.rope import rope_store_kv
-from specengine.kernels.attention.types import ExpandedHeads
+from specengine.kernels.attention.types import ExpandedHeads, HeadNorms
 from specengine.kernels.opaque import is_traced
 from specengine.layers import split_ops
 
@@ -74,25 +75,37 @@ class Attention(split_ops.Numbered):
         self.k_scale, self.v_scale = k_scale, v_scale
 
     def forward(
-        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch
+        self,
+        positions: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: ForwardBatch,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """positions int64 [T]; q [T, num_heads * head_dim]; k, v [T, num_kv_heads * head_dim] ->
-        [T, num_heads * head_dim]. Zero tokens need no plan. Raises PlanMismatchError where the
-        batch's attention plan is missing or was made for another batch."""
+        [T, num_heads * head_dim]. norms: of the heads of q and k, before rotation; none in a trace.
+        Zero tokens need no plan. Raises PlanMismatchError where the batch's attention plan is
+        missing or was made for another batch."""
         if is_traced():
+            assert norms is None, "a traced model normalises heads before"
             return split_ops.ATTENTION(self, (q, k, v), q.shape[1:], q.dtype)
         if q.shape[0] == 0:
             return q.new_empty(q.shape)
         _check_plan(batch)
-        if self.k_scale != 1.0:
-            k = k / self.k_scale
-        if self.v_scale != 1.0:
-            v = v / self.v_scale
         q_heads = q.view(-1, self.num_heads, self.head_dim)
         k_heads = k.view(-1, self.num_kv_heads, self.head_dim)
         v_heads = v.view(-1, self.num_kv_heads, self.head_dim)
-        out = batch.attn_backend.forward_fused(q_heads, k_heads, v_heads, self, batch)
+        if self.v_scale != 1.0:
+            v_heads = v_heads / self.v_scale
+        if self.k_scale != 1.0:
+            if norms is not None:
+                (q_heads, k_heads), norms = norm_heads(q_heads, k_heads, norms), None
+            k_heads = k_heads / self.k_scale
+        out = batch.attn_backend.forward_fused(q_heads, k_heads, v_heads, self, batch, norms)
         if out is None:
+            if norms is not None:
+                q_heads, k_heads = norm_heads(q_heads, k_heads, norms)
             out = self._forward_in_steps(positions, q_heads, k_heads, v_heads, batch)
         out = out.reshape(q.shape)
         return out if self.v_scale == 1.0 else out * self.v_scale

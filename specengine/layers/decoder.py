@@ -101,8 +101,12 @@ class DecoderLayer(Module):
         stream = hidden if residual is None else residual
         few_rows = self._takes_few_rows and not batch.compiles
         if few_rows and few_row.fits(stream, self.num_weights) and self.is_plain:
-            stream = self.norms.input.stream(hidden, residual)
-            return self.forward_few_rows(positions, stream, batch)
+            first, normed = self.norms.input, None
+            if residual is not None and hidden.dim() == 3:  # what adds up the parts gives both
+                normed, stream = first.add(hidden, residual)
+            else:
+                stream = first.stream(hidden, residual)
+            return self.forward_few_rows(positions, stream, batch, normed)
         norm = self.input_layernorm
         hidden, residual = (
             self._enter(hidden, residual)
@@ -223,12 +227,16 @@ class DecoderLayer(Module):
         )
 
     def forward_few_rows(
-        self, positions: Tensor, stream: Tensor, batch: ForwardBatch
+        self, positions: Tensor, stream: Tensor, batch: ForwardBatch, normed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The same layer in one kernel a weight: residual stream in; out as of `forward`."""
+        """The same layer in one kernel a weight: residual stream in; out as of `forward`. normed:
+        the stream behind the first norm, where that is known."""
         attention = self.self_attn
         norm, in_proj = self.norms.input, attention.in_proj
-        qkv = few_row.norm_linear(stream, norm.weight, norm.eps, in_proj.plain, in_proj.bias)
+        if normed is None:
+            qkv = few_row.norm_linear(stream, norm.weight, norm.eps, in_proj.plain, in_proj.bias)
+        else:
+            qkv = few_row.linear(normed, in_proj.plain, in_proj.bias)
         heads = attention.attend(positions, qkv, batch)
         stream = attention.o_proj.add_few_rows(heads, stream)
         mlp = self.mlp if isinstance(self.mlp, SparseMLP) else self.gated_mlp

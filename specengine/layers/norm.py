@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut
+from specengine.kernels.attention.head_norms import norm_each
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.layers.module import Module
@@ -77,6 +78,11 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        size = len(self.weight)
+        heads = x.view(len(x), x.shape[1] // size, size)
+        return norm_each(heads, self.weight, self.eps).flatten(1)
 
     def add(
         self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.parallel import Cut, communicator, head_cuts
+from specengine.kernels.attention.types import HeadNorms
 from specengine.kernels.linear.quantised import Fp8Input
+from specengine.kernels.opaque import is_traced
 from specengine.layers.attention import Attention
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import MergedLinear, RowParallelLinear
 from specengine.layers.module import Module
-from specengine.layers.norm import HeadNorm, Norm, PartNorm, make_norm
+from specengine.layers.norm import HeadNorm, Norm, PartNorm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.split_ops import sum_over
 
@@ -134,12 +136,26 @@ class SelfAttention(ProjectedAttention):
         if self.has_gate:
             pairs = q.view(len(q), self.attn.num_heads, 2 * self.head_dim).chunk(2, -1)
             q, gate = (one.flatten(1) for one in pairs)
+        norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(q, self.q_norm, k, self.k_norm)
+            norms = self._norms_of_attention(self.q_norm, self.k_norm)
+            if norms is None:
+                q, k = self._normed(q, self.q_norm, k, self.k_norm)
         if self.temperature is not None:
             q = self.temperature.scaled(q, positions)
-        out = self.attn.forward(positions, q, k, v, batch)
+        out = self.attn.forward(positions, q, k, v, batch, norms)
         return out * torch.sigmoid(gate) if self.has_gate else out
+
+    def _norms_of_attention(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
+        """What `Attention.forward` normalises by: RMS norms of each head by itself, right before
+        rotation; None for every other norm."""
+        if is_traced() or self.temperature is not None:
+            return None
+        if type(q_norm) is not RMSNorm or type(k_norm) is not RMSNorm or q_norm.eps != k_norm.eps:
+            return None
+        if not len(q_norm.weight) == len(k_norm.weight) == self.head_dim:
+            return None
+        return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
 
     def _normed(self, q: Tensor, q_norm: Norm, k: Tensor, k_norm: Norm) -> tuple[Tensor, Tensor]:
         if isinstance(q_norm, PartNorm) and isinstance(k_norm, PartNorm):

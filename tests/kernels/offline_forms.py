@@ -29,7 +29,7 @@ from specengine.kernels.attention import (
     rope_attention_triton,
     rope_triton,
 )
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.kernels.delta import delta_rule_triton
 from specengine.kernels.delta.types import (
     DeltaInputs,
@@ -39,9 +39,15 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 from specengine.kernels.dispatch import MOST_SHARED
-from specengine.kernels.experts import experts_triton, order_triton, packed_triton, tiles
+from specengine.kernels.experts import (
+    experts_triton,
+    order_triton,
+    packed_triton,
+    route_triton,
+    tiles,
+)
 from specengine.kernels.experts.packed import PackedExpertWeights
-from specengine.kernels.experts.types import Chosen, ExpertWeights
+from specengine.kernels.experts.types import Chosen, ExpertWeights, Router, Routing
 from specengine.kernels.kv import kv_move_triton
 from specengine.kernels.kv.types import KVBuffers, KVPaths
 from specengine.memory.state_pool import StatePool, StateShape, StateSizes
@@ -88,12 +94,17 @@ def attention(head: int, dtype: torch.dtype) -> Iterator[Run]:
         cache = torch.zeros(SLOTS, kv_heads, head).to(cache_dtype)
         angles, loc = torch.zeros(CONTEXT, head), integers(tokens)
         batch = paged(requests, queries, keys, tree)
-        given = q, k, k, angles, cache, cache, loc, batch, 0.1, None, None, None, None
+        norms = HeadNorms(*torch.zeros(2, head, dtype=dtype), 0.1)
+        given = q, k, k, angles, cache, cache, loc, batch, 0.1, None, None, None
         yield lambda given=given: paged_attention_triton.paged_attention(
             given[0], given[4], given[5], given[7], 0.1, None, None, None, None
         )
         if queries * (heads // kv_heads) <= rope_attention.MAX_ROWS:
-            yield lambda given=given: rope_attention_triton.rope_attention(*given)
+            for one in (None, norms):
+                more = one, None
+                yield lambda given=given, more=more: rope_attention_triton.rope_attention(
+                    *given, *more
+                )
         yield lambda given=given: rope_triton.rope_store_kv(
             *given[:3], given[7].positions, *given[3:7]
         )
@@ -119,11 +130,17 @@ def experts(dtype: torch.dtype) -> Iterator[Run]:
         one = torch.zeros(1, dtype=dtype)
         weights = ExpertWeights(one.expand(count, 512, 512), one.expand(count, 512, 256))
         kinds = [(rows, None) for rows in few]
+        kinds += [(64, tile) for _, tile in tiles._FEW]
         kinds += [(100, tile) for _, tile in tiles._MANY]
         for rows, tile in kinds:
             picked = Chosen(torch.zeros(rows, chosen, dtype=torch.int32), torch.zeros(rows, chosen))
             given = torch.zeros(rows, 512, dtype=dtype), picked, weights, tile
             yield lambda given=given: experts_triton.experts(*given)
+
+    for count, hidden in ((128, 2048), (32, 2880)):
+        router = Router(torch.zeros(count, hidden, dtype=dtype))
+        given = torch.zeros(3, hidden, dtype=dtype), router, Routing(4)
+        yield lambda given=given: route_triton.route(*given)
 
 
 def packed_experts(dtype: torch.dtype) -> Iterator[Run]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.kernels.cuda import program
-from specengine.kernels.linear import few_row
+from specengine.kernels.linear import few_row, few_row_triton
 from specengine.kernels.linear.activation import silu_and_mul
 from specengine.kernels.linear.few_row import linear, linear_add, norm_gated_linear, norm_linear
 from specengine.kernels.linear.norm import rms_norm
@@ -47,6 +47,32 @@ def test_norm_gated_linear(device: torch.device) -> None:
     expected = silu_and_mul(F.linear(normed, weight), backend="torch")
     close(norm_gated_linear(x, gain, EPS, weight, backend="triton"), expected)
     close(norm_gated_linear(x, gain, EPS, weight, backend="torch"), expected)
+
+
+def test_linear(device: torch.device) -> None:
+    x, weight, bias = draw(device, 1, HIDDEN), draw(device, OUTS, HIDDEN), draw(device, OUTS)
+    close(linear(x, weight, bias, backend="triton"), F.linear(x, weight, bias))
+    close(linear(x, weight, backend="triton"), F.linear(x, weight))
+
+
+def test_one_row_of_a_large_product_is_a_stream_of_weights(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_row, "MIN_STREAM", HIDDEN * OUTS)
+    monkeypatch.setattr(few_row, "use_triton", lambda *_: True)
+    taken = list[int]()
+    streamed = few_row_triton.linear
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        taken.append(len(weight))
+        return streamed(x, weight, bias)
+
+    monkeypatch.setattr(few_row_triton, "linear", counted)
+    weight = draw(device, OUTS, HIDDEN)
+    for rows, outs in ((1, OUTS), (2, OUTS), (1, OUTS - 1)):
+        x = draw(device, rows, HIDDEN)
+        close(linear(x, weight[:outs]), F.linear(x, weight[:outs]))
+    assert taken == [OUTS]
 
 
 def test_linear_add(device: torch.device) -> None:

@@ -58,9 +58,21 @@ def test_blocks_are_wider_where_that_spares_a_wave(rows: int, eights: int) -> No
     """The down projection of a 135M model on 132 multiprocessors; elsewhere blocks stay as they
     are."""
     tile = few_row_cuda.tile_for(1536, gated=False)
-    assert few_row_cuda.widened(tile, 576, rows, 132) == replace(tile, eights=eights)
+    alone = 132, False, False
+    assert few_row_cuda.widened(tile, 576, rows, *alone) == replace(tile, eights=eights)
     small = few_row_cuda.tile_for(576, gated=False)
-    assert few_row_cuda.widened(small, 576, rows, 132) == small
+    assert few_row_cuda.widened(small, 576, rows, *alone) == small
+
+
+def test_blocks_are_no_wider_than_registers_hold() -> None:
+    """The first projection of Qwen3-30B-A3B: with its norm, five eights would not fit."""
+    tile = few_row_cuda.tile_for(2048, gated=False)
+    assert (tile.eights, tile.unroll) == (3, 4)
+    found = [few_row_cuda.widened(tile, 5120, 1, 132, norm, False) for norm in (False, True)]
+    assert [one.eights for one in found] == [5, 3]
+    assert few_row_cuda.widened(tile, 4096, 1, 132, True, False).eights == 4
+    gated = few_row_cuda.tile_for(2048, gated=True)
+    assert few_row_cuda.widened(gated, 4096, 1, 132, False, True).eights <= 2
 
 
 def test_wider_blocks_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from specengine.kernels.attention import rope_attention_blocks
 from specengine.kernels.attention import rope_attention_triton as triton_kernel
 from specengine.kernels.attention.rope_attention import rope_attention
 from specengine.kernels.attention.rope_attention_blocks import Blocks, blocks_for, rows_for, within
+from specengine.kernels.attention.types import HeadNorms
 from specengine.kernels.dispatch import Backend
 from tests.kernels.test_paged_attention import (
     BUSHY,
@@ -32,6 +33,7 @@ def check(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    norms: HeadNorms | None = None,
     num_splits: int | None = None,
 ) -> None:
     q, batch = given.q, given.batch
@@ -62,6 +64,7 @@ def check(
             window=window,
             softcap=softcap,
             sinks=sinks,
+            norms=norms,
             num_splits=num_splits,
             backend=backend,
         )
@@ -108,6 +111,26 @@ def test_softcap(device: torch.device) -> None:
     check(inputs([(70, 4), (3, 3)], device), 1e-5, softcap=0.5)
     check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]), 1e-5, softcap=0.5)
     check(inputs([(190, 3), (5, 1)], device), 1e-5, window=37, softcap=0.5, num_splits=3)
+
+
+def norms_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> HeadNorms:
+    gains = torch.linspace(0.5, 2.0, 2 * head_dim).to(device, dtype)
+    return HeadNorms(gains[:head_dim], gains[head_dim:], 0.1)
+
+
+def test_norms_of_heads(device: torch.device) -> None:
+    norms = norms_of(16, torch.float32, device)
+    check(inputs([(9, 4), (0, 2), (40, 1)], device), norms=norms)
+    check(inputs([(190, 3), (5, 1), (100, 2)], device), norms=norms, num_splits=3)
+    check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]), norms=norms)
+    check(inputs([(20, 2)], device, head_dim=80), norms=norms_of(80, torch.float32, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_norms_of_heads_in_half_precision(dtype: torch.dtype, device: torch.device) -> None:
+    """With gains of the same precision, and with wider ones, as of Gemma."""
+    given = inputs([(40, 3)], device, dtype=torch.float16)
+    check(given, tolerance=4e-3, norms=norms_of(16, dtype, device))
 
 
 def test_first_keys(device: torch.device) -> None:

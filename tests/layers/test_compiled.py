@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
+from specengine.kernels.attention.head_norms import norm_heads
+from specengine.kernels.attention.types import HeadNorms
 from specengine.layers import compiled, decoder
 from specengine.layers.attention import Attention
 from specengine.layers.decoder import DecoderLayer
@@ -23,8 +25,17 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_others(
-    self: Attention, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: object
+    self: Attention,
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: object,
+    norms: HeadNorms | None,
 ) -> Tensor:
+    if norms is not None:
+        heads = (one.view(len(one), -1, self.head_dim) for one in (q, k))
+        q, k = (one.flatten(1) for one in norm_heads(*heads, norms))
     return q + k.repeat(1, 2) * v.repeat(1, 2)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from tests.support.padded_attention import attention
 
@@ -15,7 +15,13 @@ class DeviceLengths(TritonAttentionBackend):
     """Reads lengths from the batch's tensors alone, as the Triton backend does."""
 
     def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        norms: HeadNorms | None,
     ) -> Tensor | None:
         return None
 

@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode
+from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode
+from specengine.kernels.attention.head_norms import norm_heads
 from specengine.kernels.attention.paged_attention import paged_attention
+from specengine.kernels.attention.rope import rope_store_kv
+from specengine.kernels.attention.types import HeadNorms
+from specengine.kernels.experts import experts, experts_ref
 from specengine.kernels.head import (
     head_best_cuda,
     head_best_ref,
@@ -98,6 +102,7 @@ def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) 
     if path is FEW_ROWS:
         patch.setattr(few_row, "fits", lambda *_: True)
         patch.setattr(few_row, "linear_add", counted(few_row.linear_add, calls))
+        patch.setattr(experts, "experts", _experts_in_parts)
     elif path is LAYER_TAIL:
         patch.setattr(layer_tail, "fits", lambda *_: True)
         patch.setattr(layer_tail_cuda, "layer_tail", counted(layer_tail_ref.layer_tail, calls))
@@ -116,6 +121,31 @@ def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) 
     elif path is HEAD_TOP:
         patch.setattr(head_topk, "fits", lambda *_: True)
         patch.setattr(head_topk_cuda, "head_topk", counted(head_topk_ref.head_topk, calls))
+
+
+def _experts_in_parts(*given: Any) -> Tensor:
+    """As the kernel of few rows leaves them."""
+    out = experts_ref.experts(*given).float()
+    return torch.stack([0.25 * out, 0.75 * out])
+
+
+def let_fuse_norms(backend: AttentionBackend, patch: pytest.MonkeyPatch) -> list[HeadNorms]:
+    """A backend computes attention of layers with norms of heads at once; what it was given."""
+    given = list[HeadNorms]()
+
+    def fused(
+        q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: ForwardBatch, norms: HeadNorms | None
+    ) -> Tensor | None:
+        if norms is None or layer.rotary is None:
+            return None
+        given.append(norms)
+        q, k = norm_heads(q, k, norms, backend="torch")
+        caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        where = batch.positions, layer.rotary.cos_sin_cache, *caches, batch.out_cache_loc
+        return backend.forward_extend(rope_store_kv(q, k, v, *where), layer, batch)
+
+    patch.setattr(backend, "forward_fused", fused)
+    return given
 
 
 def counted(function: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:

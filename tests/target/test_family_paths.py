@@ -21,7 +21,7 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
 from tests.support.families import FAMILIES
-from tests.support.fast_paths import let_take, run_path
+from tests.support.fast_paths import let_fuse_norms, let_take, run_path
 
 BY_LAYER = (COMPILED, FEW_ROWS)  # the others take all layers or none
 TOKENS = [[(7 * i * i + 3 * i) % 300 for i in range(12)], [5, 9, 301]]
@@ -47,6 +47,23 @@ def test_family_on_a_fast_path_equals_the_plain_path(
     takes = [path.takes(one) for one in model.layer_specs(model.config)]
     assert found.was_taken == (any(takes) if path in BY_LAYER else all(takes))
     found.assert_near(plain)
+
+
+def test_family_with_norms_in_fused_attention_equals_norms_before_it(
+    model: Any, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are RMS norms of each head by itself, with nothing between them and rotation."""
+    plain = run_path(mini_runner(model), None, TOKENS, monkeypatch)
+    runner = mini_runner(model)
+    given = let_fuse_norms(runner.backend, monkeypatch)
+    run_path(runner, None, TOKENS, monkeypatch).assert_near(plain)
+    specs = [one for one in model.layer_specs(model.config) if one.gated_delta is None]
+    fused = [
+        one.qk_norm and one.norm == "rms" and one.query_temperature is None and one.has_rotary
+        for one in specs
+        if not (one.qk_norm_whole or one.qk_norm_by_head or one.latent)
+    ]
+    assert len(given) == sum(fused)
 
 
 @pytest.mark.parametrize("path", FAST_HEADS, ids=lambda path: path.name)

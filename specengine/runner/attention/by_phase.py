@@ -9,7 +9,7 @@ from torch import Tensor
 from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import HeadNorms, PagedBatch
 
 
 class PhasedAttentionBackend(AttentionBackend):
@@ -40,9 +40,15 @@ class PhasedAttentionBackend(AttentionBackend):
         self.for_mode(batch.forward_mode).init_forward_metadata_replay(batch, plan)
 
     def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        norms: HeadNorms | None,
     ) -> Tensor | None:
-        return self.for_mode(batch.forward_mode).forward_fused(q, k, v, layer, batch)
+        return self.for_mode(batch.forward_mode).forward_fused(q, k, v, layer, batch, norms)
 
     def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
         return self.for_mode(batch.forward_mode).paged_batch(batch)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.attention.types import FlashAttention, PagedBatch
+from specengine.kernels.attention.types import FlashAttention, HeadNorms, PagedBatch
 from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.flash_backend import FlashAttentionBackend, FlashPlan
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
@@ -30,11 +30,17 @@ class MixedAttentionBackend(TritonAttentionBackend):
         return super().init_forward_metadata(batch)
 
     def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        norms: HeadNorms | None,
     ) -> Tensor | None:
         if self._is_flash(batch):
             return None
-        return super().forward_fused(q, k, v, layer, batch)
+        return super().forward_fused(q, k, v, layer, batch, norms)
 
     def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
         return None if self._is_flash(batch) else super().paged_batch(batch)

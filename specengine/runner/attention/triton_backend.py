@@ -10,7 +10,7 @@ from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.kernels.attention import rope_attention
 from specengine.kernels.attention.latent_attention import latent_attention
 from specengine.kernels.attention.paged_attention import paged_attention
-from specengine.kernels.attention.types import Expansion, PagedBatch
+from specengine.kernels.attention.types import Expansion, HeadNorms, PagedBatch
 from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.expansion import plan_expansion
 
@@ -47,7 +47,13 @@ class TritonAttentionBackend(AttentionBackend):
         return self._plan(batch, batch.req_to_token_pool.req_to_token.shape[1])
 
     def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        norms: HeadNorms | None,
     ) -> Tensor | None:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"
         paged: PagedBatch = batch.attn_plan.metadata
@@ -59,7 +65,7 @@ class TritonAttentionBackend(AttentionBackend):
         k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         return rope_attention.rope_attention(
             q, k, v, angles, k_cache, v_cache, batch.out_cache_loc, paged, layer.scale,
-            window=window, softcap=layer.softcap, sinks=layer.sinks,
+            window=window, softcap=layer.softcap, sinks=layer.sinks, norms=norms,
         )  # fmt: skip
 
     def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
