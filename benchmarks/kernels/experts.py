@@ -43,6 +43,7 @@ class Shape:
 SHAPES = {
     "qwen3-30b-a3b": Shape(2048, 768, 128, 8),
     "gpt-oss-20b": Shape(2880, 2880, 32, 4, True, Activation("clamped")),
+    "gpt-oss-120b": Shape(2880, 2880, 128, 4, True, Activation("clamped")),
 }
 
 FEW_TILES = {

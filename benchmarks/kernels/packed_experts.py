@@ -36,7 +36,6 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts import experts_triton, packed_triton, route_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import fp8, int_codes
-from specengine.kernels.experts.formats import mxfp4 as mxfp4_format
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few, packed_tile_for
 from specengine.kernels.experts.types import Chosen, Router, Routing
@@ -263,7 +262,7 @@ def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[
     switches: dict[type, list[tuple[Any, str]]] = {
         Fp8Weight: [(fp8, "MULTIPLIES_CODES"), (packed_triton, "ROUNDS_INSIDE")],
         IntWeight: [(int_codes, "LOOKS_UP")],
-        Mxfp4Weight: [(mxfp4_format, "LOOKS_UP")],
+        Mxfp4Weight: [],
     }
     for module, name in switches[layers[0].gate_up.format.holds]:
         before = getattr(module, name)

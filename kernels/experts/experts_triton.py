@@ -450,14 +450,17 @@ def experts(
         return torch.cat([experts(x[one], part, weights, tiles) for one, part in pairs])
     leaves_parts = rows <= PART_ROWS
     part_dtype = torch.float32 if leaves_parts else x.dtype
-    parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
     if not rows:
         return x.new_empty(0, hidden)
     if isinstance(weights, PackedExpertWeights):
         from specengine.kernels.experts import packed_triton
 
+        tiles = tiles or packed_triton.tiles_of(weights, rows, count)
+        num_parts = count * (tiles.parts if are_few(rows, count) else 1)
+        parts = torch.empty(num_parts, rows, hidden, dtype=part_dtype, device=x.device)
         packed_triton.run(x, chosen, weights, parts, tiles)
     else:
+        parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
         call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
         run = _run_few if are_few(rows, count) else _run_many
         run(call, parts)

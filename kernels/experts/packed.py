@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specengine.kernels.experts.tiles import Tiles
 from specengine.kernels.experts.types import Activation
 from specengine.kernels.linear import fp8_linear_ref
 from specengine.kernels.linear.quantised import Fp8Input
@@ -49,11 +50,18 @@ class Operands:
 class ExpertFormat:
     """holds: type of one expert's weight. operands: (all experts' weights, the type that inputs
     had before they were rounded, their scales or None) -> Operands. sums: a Triton function,
-    packed_triton.py says of which arguments."""
+    packed_triton.py says of which arguments.
+
+    arrange: from what it holds to what is kept and multiplied, or None where products of that would
+    be others. tiles: which it takes, by rows, experts and chosen ones of a row; else those of
+    tiles.packed_tile_for.
+    """
 
     holds: type
     operands: Callable[[PackedExperts, torch.dtype, Tensor | None], Operands]
     sums: Any
+    arrange: Callable[[Any], OneExpert | None] = lambda one: one
+    tiles: Callable[[int, int, int], Tiles] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,13 +81,15 @@ class PackedExperts:
     @classmethod
     def of(cls, format: ExpertFormat, count: int, experts: Iterator[Any]) -> PackedExperts | None:
         """Takes `count` experts one by one, so that no two stand beside their copies. None where
-        they differ in more than their numbers."""
-        first = next(experts)
+        they differ in more than their numbers, or the format does not arrange them."""
+        first: Any = format.arrange(next(experts))
+        if first is None:
+            return None
         held = {name: one.new_empty((count, *one.shape)) for name, one in _tensors(first)}
         scales: list[Tensor] = []
         for index in range(count):
-            one = first if index == 0 else next(experts)
-            if not _is_like(one, first):
+            one = first if index == 0 else format.arrange(next(experts))
+            if one is None or not _is_like(one, first):
                 return None
             for name, tensor in _tensors(one):
                 _bytes_of(held[name][index]).copy_(_bytes_of(tensor))

@@ -4,7 +4,8 @@ the processor's product, so that 64 of them fill it whatever few slots there are
 
 A format's `sums` is called with: inputs [., columns] and the rows of these to take, which of them
 exist; the format's four tensors; the expert; which of its num_outs rows, and which of these exist;
-columns; the format's constants, and the sizes of the tile. It returns float32 [outs, rows].
+columns; which part of the sum, of how many; the format's constants, and the sizes of the tile. It
+returns float32 [outs, rows].
 """
 
 # A jit body only looks like typed Python.
@@ -63,9 +64,9 @@ def _gate_up_tile(
     BLOCK_K: tl.constexpr,
 ):
     """Activations of some slots of one expert at outputs n, the first of which is n."""
-    # Rows of gate and of up take turns, so that both lie in one thread's registers.
+    # Eight rows of gate and of up take turns, so that both lie in one thread's registers.
     turn = tl.arange(0, 2 * OUTS)
-    at = n + turn // 2
+    at = n + turn // 16 * 8 + turn % 8
     sums = SUMS(
         x_ptr,
         slots // CHOSEN,
@@ -75,16 +76,19 @@ def _gate_up_tile(
         third_ptr,
         fourth_ptr,
         expert,
-        at + (turn % 2) * inner,
+        at + turn // 8 % 2 * inner,
         at < inner,
         2 * inner,
         hidden,
+        0,
+        1,
         FORM,
         2 * OUTS,
         ROWS,
         BLOCK_K,
     )
-    gate, up = tl.split(tl.permute(tl.reshape(sums, (OUTS, 2, ROWS)), (0, 2, 1)))
+    gate, up = tl.split(tl.permute(tl.reshape(sums, (OUTS // 8, 2, 8, ROWS)), (0, 2, 3, 1)))
+    gate, up = tl.reshape(gate, (OUTS, ROWS)), tl.reshape(up, (OUTS, ROWS))
     at = n + tl.arange(0, OUTS)
     is_out = at < inner
     if WEIGHS:
@@ -126,6 +130,8 @@ def _down_tile(
     rows,
     hidden,
     inner,
+    part,
+    PARTS: tl.constexpr,
     SUMS: tl.constexpr,
     FORM: tl.constexpr,
     CHOSEN: tl.constexpr,
@@ -135,7 +141,8 @@ def _down_tile(
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Weighed outputs of some slots of one expert, the first of which is n: out[k, t, n]."""
+    """Weighed outputs of some slots of one expert, the first of which is n, or a part of their
+    sums: out[k * PARTS + part, t, n]."""
     at = n + tl.arange(0, OUTS)
     is_out = at < hidden
     sums = SUMS(
@@ -151,6 +158,8 @@ def _down_tile(
         is_out,
         hidden,
         inner,
+        part,
+        PARTS,
         FORM,
         OUTS,
         ROWS,
@@ -158,10 +167,11 @@ def _down_tile(
     )
     if HAS_BIAS:
         bias = bias_ptr + expert.to(tl.int64) * hidden + at
-        sums += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[:, None]
+        more = tl.load(bias, mask=is_out, other=0.0).to(tl.float32)
+        sums += tl.where(part == 0, more, 0.0)[:, None]
     if not WEIGHS:
         sums *= tl.load(weights_ptr + slots, mask=is_slot, other=0.0)[None, :]
-    place = (slots % CHOSEN).to(tl.int64) * rows + slots // CHOSEN
+    place = (slots % CHOSEN * PARTS + part).to(tl.int64) * rows + slots // CHOSEN
     mask = is_out[:, None] & is_slot[None, :]
     tl.store(out_ptr + place[None, :] * hidden + at[:, None], sums, mask=mask)
 
@@ -185,6 +195,7 @@ def _few_kernel(
     SUMS: tl.constexpr,
     FORM: tl.constexpr,
     EVERY: tl.constexpr,
+    PARTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,
@@ -228,6 +239,8 @@ def _few_kernel(
                 rows,
                 hidden,
                 inner,
+                tl.program_id(2),
+                PARTS,
                 SUMS,
                 FORM,
                 CHOSEN,
@@ -326,6 +339,8 @@ def _many_kernel(
                 rows,
                 hidden,
                 inner,
+                tl.program_id(2),
+                1,
                 SUMS,
                 FORM,
                 CHOSEN,
@@ -431,17 +446,22 @@ def _step(columns: int, most: int, least: int) -> int:
     return max(min(columns, int(triton.next_power_of_2(most))), least)
 
 
+def tiles_of(weights: PackedExpertWeights, num_rows: int, num_chosen: int) -> Tiles:
+    """By the shapes alone, so that launches are the same whatever is chosen."""
+    find = weights.down.format.tiles or packed_tile_for
+    return find(num_rows, weights.num_experts, num_chosen)
+
+
 def run(
     x: Tensor,
     chosen: Chosen,
     weights: PackedExpertWeights,
     parts: Tensor,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> None:
-    """Fills parts [K, T, H] with what each chosen expert gives of each row, as experts.experts
-    says. x: [T, H], contiguous."""
+    """Fills parts [K * tiles.parts, T, H] with what each chosen expert gives of each row, as
+    experts.experts says. x: [T, H], contiguous."""
     count, inner = chosen.ids_TK.numel(), weights.inner
-    tiles = tiles or packed_tile_for(len(x), weights.num_experts, chosen.ids_TK.shape[1])
     activated = torch.empty(count, inner, dtype=x.dtype, device=x.device)
     many = not are_few(*chosen.ids_TK.shape)
     launch = _run_many if many else _run_few
@@ -459,7 +479,9 @@ def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts
     (rows, hidden), inner = x.shape, gate_up.weights.inner
     for product, out, width in ((gate_up, down.x, inner), (down, parts, hidden)):
         tensors, constants = product.arguments(*product.inputs())
-        grid = triton.cdiv(width, product.tile.outs), min(num_slots, num_experts)
+        num_parts = len(parts) // chosen.ids_TK.shape[1] if product is down else 1
+        programs = min(num_slots, num_experts)
+        grid = triton.cdiv(width, product.tile.outs), programs, num_parts
         _few_kernel[grid](
             *tensors,
             chosen.ids_TK,
@@ -471,6 +493,7 @@ def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts
             inner,
             IS_DOWN=product is down,
             EVERY=num_slots > num_experts,
+            PARTS=num_parts,
             BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
             **constants,
         )

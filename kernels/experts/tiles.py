@@ -28,8 +28,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
+    """parts: of the sum over inputs that programs of few rows make of an output of the second
+    product; the same for all few rows, so that these do not depend on each other."""
+
     gate_up: Tile
     down: Tile
+    parts: int = 1
 
 
 _FEW_DOWN = Tile(16, 128, 64, 4, 4)

@@ -75,7 +75,7 @@ def main(num_rows: list[int]) -> None:
     for module in (experts_triton, order_triton, packed_triton):
         module.has_dependent_launch = lambda _: True
     for is_direct, form in product((False, True), FORMS):
-        fp8.MULTIPLIES_CODES = int_codes.LOOKS_UP = mxfp4.LOOKS_UP = is_direct
+        fp8.MULTIPLIES_CODES = int_codes.LOOKS_UP = is_direct
         both = stacked(form, 2 * INNER, HIDDEN), stacked(form, HIDDEN, INNER)
         weights = PackedExpertWeights(*both)
         if form == "mxfp4":

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import MOST_SHARED
-from specengine.kernels.experts import packed_triton
+from specengine.kernels.experts import experts_triton, packed_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import fp8 as fp8_format
 from specengine.kernels.experts.formats import int_codes
-from specengine.kernels.experts.formats import mxfp4 as mxfp4_format
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from specengine.kernels.experts.tiles import Tile, Tiles
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 from specengine.kernels.linear import fp8_linear_ref, mxfp4
 from specengine.kernels.linear.quantised import FP8, FP8_MAX, Fp8Input, Fp8Weight, IntWeight
@@ -244,10 +244,9 @@ def test_a_row_does_not_depend_on_others(name: str, device: torch.device) -> Non
 def test_bfloat16_on_a_gpu_equals_the_reference(
     is_direct: bool, name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """is_direct: codes of FP8 multiplied as they are, four bits widened by lookups."""
+    """is_direct: codes of FP8 multiplied as they are, whole numbers widened by lookups."""
     monkeypatch.setattr(fp8_format, "MULTIPLIES_CODES", is_direct)
     monkeypatch.setattr(int_codes, "LOOKS_UP", is_direct)
-    monkeypatch.setattr(mxfp4_format, "LOOKS_UP", is_direct)
     cuda = torch.device("cuda")
     weights, picked = make(name, 6, cuda), choose(rows, 6, 2, cuda)
     x = inputs(rows, cuda).bfloat16()
@@ -274,9 +273,49 @@ def test_largest_published_scale_serves_all_experts() -> None:
 
 
 def test_bytes_are_those_of_the_codes_and_scales() -> None:
-    made = stacked("mxfp4", 4, 128, 96, torch.device("cpu"))
-    assert made.num_bytes == 4 * 128 * (96 // 2 + 96 // 32)
+    """Of MXFP4 those of whole chunks of columns."""
+    cpu = torch.device("cpu")
+    made = stacked("mxfp4", 4, 128, 96, cpu)
+    assert made.num_bytes == 4 * 128 * (128 // 2 + 128 // 32)
     assert made.shape == (4, 128, 96)
+    assert stacked("4 bits", 4, 128, 96, cpu).num_bytes == 4 * 128 * (96 // 2 + 4 * 96 // 32)
+
+
+def test_experts_that_a_format_does_not_arrange_are_not_stacked() -> None:
+    form = load_place(EXPERT_FORMATS["mxfp4"])
+    blocks, scales = mxfp4.quantise(torch.randn(2, 16, 64))
+    given = [mxfp4.Mxfp4Weight.of(*pair) for pair in zip(blocks, scales, strict=True)]
+    assert PackedExperts.of(form, 2, iter(given)) is not None
+    beyond = replace(given[1], scale=given[1].scale + 50)
+    for pair in ([beyond, given[1]], [given[0], beyond]):
+        assert PackedExperts.of(form, 2, iter(pair)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("parts", "columns"), [(1, 128), (2, 128), (2, 256), (3, 512)])
+def test_mxfp4_sums_are_whole_whatever_parts_and_steps(
+    parts: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Columns are one and a quarter of chunks, and two and a quarter."""
+    pack = CASES["mxfp4"][1]
+    form = load_place(EXPERT_FORMATS["mxfp4"])
+    generator = torch.Generator().manual_seed(4)
+    made = []
+    for rows, wide in ((2 * 288, 160), (160, 288)):
+        of = (pack(torch.randn(rows, wide, generator=generator) / wide**0.5) for _ in range(2))
+        one = PackedExperts.of(form, 2, of)
+        assert one is not None
+        tensors = {name: tensor.to(device) for name, tensor in one.tensors.items()}
+        made.append(replace(one, tensors=tensors))
+    weights, picked = PackedExpertWeights(*made), choose(2, 2, 2, device)
+    x = torch.randn(2, 160, generator=generator).to(device, dtype)
+    expected = experts(x, picked, weights, backend="torch").float()
+    scale = torch.finfo(dtype).bits // 16  # columns of a tile are those of half precision
+    tiles = Tiles(Tile(16, 32, columns * scale, 4, 2), Tile(16, 64, columns * scale, 4, 2), parts)
+    found = experts_triton.experts(x, picked, weights, tiles)
+    assert found.shape == (2 * parts, 2, 160)
+    near = 1e-5 if dtype == torch.float32 else 3e-3
+    assert float((found.sum(0) - expected).norm() / expected.norm()) < near
 
 
 @pytest.mark.slow

@@ -38,11 +38,14 @@ def _sums(
     is_out,
     num_outs,
     columns,
+    unused_part,
+    PARTS: tl.constexpr,
     FORM: tl.constexpr,
     OUTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    tl.static_assert(PARTS == 1, "sums are whole")
     SCALE_ROWS: tl.constexpr = FORM[0]  # rows of a weight that share a scale
     NUM_SCALE_ROWS: tl.constexpr = FORM[1]
     BY_BLOCK: tl.constexpr = FORM[2]  # 0, or the columns that share one: a multiple of BLOCK_K

@@ -76,11 +76,14 @@ def _sums(
     is_out,
     num_outs,
     columns,
+    unused_part,
+    PARTS: tl.constexpr,
     FORM: tl.constexpr,
     OUTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    tl.static_assert(PARTS == 1, "sums are whole")
     BITS: tl.constexpr = FORM[0]
     GROUP: tl.constexpr = FORM[1]  # columns; a multiple of BLOCK_K
     HAS_ZERO: tl.constexpr = FORM[2]
