@@ -17,6 +17,8 @@ from specengine.kernels.dispatch import Backend, use_triton
 
 # Rows (queries x query heads of a KV head) of one program, or of a few that share them.
 MAX_ROWS = 64
+# Numbers of a head whose norms the kernel computes: wider ones leave it too few registers.
+MOST_NORMED = 128
 
 
 def fits(
@@ -50,7 +52,7 @@ def rope_attention(
 ) -> Tensor:
     """``paged_attention(rope_store_kv(q, k, v, ...), ...)``: arguments, shapes and result are
     theirs (positions: batch.positions), under the conditions of `fits`. With norms, q and k are
-    ``norm_heads(q, k, norms)``, to the same roundings.
+    ``norm_heads(q, k, norms)``, to the same roundings; of heads wider than 128 in kernels before.
 
     With programmatic dependent launch the old keys are read before the kernel ahead has ended. So
     the KV of a prefix must not come from a kernel that signals its end early, as these do: between
@@ -59,6 +61,8 @@ def rope_attention(
     if use_triton(backend, q):
         from specengine.kernels.attention import rope_attention_triton
 
+        if norms is not None and q.shape[2] > MOST_NORMED:
+            (q, k), norms = norm_heads(q, k, norms, backend="triton"), None
         return rope_attention_triton.rope_attention(
             q,
             k,

@@ -123,7 +123,9 @@ def test_norms_of_heads(device: torch.device) -> None:
     check(inputs([(9, 4), (0, 2), (40, 1)], device), norms=norms)
     check(inputs([(190, 3), (5, 1), (100, 2)], device), norms=norms, num_splits=3)
     check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]), norms=norms)
-    check(inputs([(20, 2)], device, head_dim=80), norms=norms_of(80, torch.float32, device))
+    for size in (80, 256):  # in the kernel, and before it
+        given = inputs([(20, 2)], device, head_dim=size)
+        check(given, norms=norms_of(size, torch.float32, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
