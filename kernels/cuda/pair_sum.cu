@@ -12,7 +12,7 @@
 // writes all of its words, also those beyond the last chunk: of a slot, which every second turn takes, all
 // words bear the number of two turns ago until those of this turn come.
 //
-// Two slots are enough, and nobody waits at the end. A block of turn n of this rank overwrites, over there,
+// Two slots are enough, and no rank waits at the end. A block of turn n of this rank overwrites, over there,
 // the words of turn n - 2. It began after the kernel of its turn n - 1 here had ended (kernels of a stream
 // wait for those ahead, griddepcontrol.wait), which had seen the words of turn n - 1 from there. These were
 // sent by a kernel that began after turn n - 2 over there had ended: the words are read. This takes one

@@ -1,8 +1,8 @@
 """Rows that were rounded to FP8 where they were made, for the product that reads them.
 
 A norm or an activation sees whole rows, as rounding must, and so spares the product a kernel. The
-rounded form stands beside the tensor, which stays what it is for whoever reads it otherwise, and
-which nobody may write into.
+rounded form is kept beside the tensor, whose values stay for other readers. The tensor must not be
+written to: the rounded form would not follow.
 """
 
 from __future__ import annotations

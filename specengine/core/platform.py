@@ -128,7 +128,7 @@ class Platform(ABC):
 
     def held_memory(self) -> int:
         """Bytes of the current device that this process's allocator holds, its cached blocks
-        counted; 0 where nobody knows."""
+        counted; 0 where that is not known."""
         return 0
 
     @abstractmethod

@@ -29,8 +29,8 @@ class MappedMemory:
         self.store, self.rank, self.size, self.nccl = store, rank, size, nccl
 
     def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
-        """[count] zeros, which the other rank may write once both have allocated. Waits for nobody
-        but this device."""
+        """[count] zeros, which the other rank may write once both have allocated. Waits
+        for this device alone."""
         symmetric: Any = _SymmetricMemory
         card = torch.device("cuda", torch.cuda.current_device())
         made: Tensor = symmetric.empty_strided_p2p((count,), (1,), dtype, card, GROUP)

@@ -29,7 +29,7 @@ class SumKernel(Protocol):
     name: str
 
     def allocate(self) -> None:
-        """Waits for nobody."""
+        """Does not wait for the other rank."""
         ...
 
     def map(self) -> None:

@@ -21,7 +21,7 @@ _LITTLE = 16 << 20  # bytes that a graph may add to a spent budget
 class _Reading(NamedTuple):
     """In bytes."""
 
-    free: int  # on the device, whoever uses the rest
+    free: int  # on the device; other processes may use the rest
     held: int  # by this process's allocator
 
 
