@@ -35,6 +35,7 @@ def collections() -> Iterator[list[str]]:
 
 def test_no_collection_runs_before_the_end(collections: list[str]) -> None:
     with without_garbage_collection():
+        collections.clear()
         kept = [[number] for number in range(20_000)]
         assert not collections
     assert gc.isenabled()
@@ -44,6 +45,7 @@ def test_no_collection_runs_before_the_end(collections: list[str]) -> None:
 
 def test_nested_use_that_fails_keeps_collection_off(collections: list[str]) -> None:
     with without_garbage_collection():
+        collections.clear()
         with pytest.raises(ValueError, match="captured in vain"), without_garbage_collection():
             raise ValueError("captured in vain")
         kept = [[number] for number in range(20_000)]
