@@ -13,6 +13,7 @@ from specengine.kernels.dispatch import multiprocessors
 _MAX_SPLITS = 32
 _BESIDE = 8192  # bytes of shared memory for what is no key or value
 _TILE = 16  # rows, the least that the matrix unit takes
+_MOST_FLOAT32 = 4096  # rows x dimensions of a program: more leave the registers
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
     without stages finds room beside a product of cuBLAS that has not ended, and starts before that
     has."""
     if dtype == torch.float32:
-        return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
+        wide = rows * head_dim > 2048
+        return Blocks(32 if head_dim <= 128 else 16, 8 if wide else 4, 1, 128, peels=not wide)
     if head_dim > 128:
         return Blocks(32, 4, 2, 128)
     if head_dim > 64 and rows <= 32:
@@ -77,7 +79,10 @@ def rows_for(
     tiles = triton.cdiv(wanted, _TILE)
     if head_dim <= 64 and dtype != torch.float32 and groups * tiles <= _tiled_programs(device):
         return _TILE
-    return int(max(_TILE, triton.next_power_of_2(wanted)))
+    rows = triton.next_power_of_2(wanted)
+    if dtype == torch.float32:
+        rows = min(rows, _MOST_FLOAT32 // triton.next_power_of_2(head_dim))
+    return int(max(_TILE, rows))
 
 
 def _tiled_programs(device: torch.device) -> int:

@@ -168,6 +168,8 @@ def test_rows_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(40, 27) == 32
     assert rows(1000, 5) == 16
     assert rows(3, 48, torch.float32) == 64
+    assert [rows(3, 512, torch.float32, head) for head in (64, 96, 256)] == [64, 32, 16]
+    assert rows(3, 512, torch.bfloat16, 256) == 512
     assert rows(3, 48, head=128) == 64
 
 
