@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.experts import experts_triton, route_triton
-from specengine.kernels.experts.tiles import Tile, Tiles, are_few, tile_for
+from specengine.kernels.experts.tiles import WHOLE, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Router, Routing
 
 SILU = Activation()
@@ -281,7 +281,7 @@ class Bench:
         return sorted(found, key=lambda one: one["us"])
 
     def candidates(self, rows: int) -> list[Tiles]:
-        usual = tile_for(rows, self.shape.count, self.shape.chosen)
+        usual = WHOLE.tiles_of(rows, self.shape.count, self.shape.chosen)
         if not are_few(rows, self.shape.chosen):
             return MANY_TILES
         gates = [replace(usual, gate_up=tile) for tile in FEW_TILES["gate_up"]]

@@ -37,7 +37,7 @@ from specengine.kernels.experts import experts_triton, packed_triton, route_trit
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import fp8, int_codes
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
-from specengine.kernels.experts.tiles import Tile, Tiles, are_few, packed_tile_for
+from specengine.kernels.experts.tiles import PACKED, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
@@ -180,7 +180,7 @@ class Bench:
 def candidates(rows: int) -> list[Tiles]:
     if not are_few(rows, 8):
         return MANY
-    usual = packed_tile_for(rows, 128, 8)
+    usual = PACKED.tiles_of(rows, 128, 8)
     found = []
     for columns in (128, 256):
         for outs, warps, stages in FEW:

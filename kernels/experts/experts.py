@@ -28,7 +28,7 @@ def experts(
     x: [T, H] -> the sum of the parts, [T, H], or float32 [K, T, H] themselves, for RMSNorm.add.
     The parts are summed in their order, so that nothing depends on what runs first. Any device;
     Triton on CUDA: shapes and launches depend on T, not on what was chosen, and a row's result
-    depends on T at most through `tiles.tile_for`, not on other rows.
+    depends on T at most through the tiles (tiles.py), not on other rows.
     """
     if use_triton(backend, x):
         from specengine.kernels.experts import experts_triton

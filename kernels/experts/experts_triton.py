@@ -30,7 +30,7 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.packed import PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
-from specengine.kernels.experts.tiles import PART_ROWS, Tile, Tiles, are_few, tile_for
+from specengine.kernels.experts.tiles import PART_ROWS, WHOLE, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 
 _SLICE = 4096  # rows that go through together, for the memory that their parts take
@@ -441,7 +441,7 @@ def experts(
     weights: ExpertWeights | PackedExpertWeights,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """`experts.experts`; tiles: in place of those of `tile_for`."""
+    """`experts.experts`; tiles: in place of those of the table `WHOLE`."""
     x, (rows, hidden), count = x.contiguous(), x.shape, chosen.ids_TK.shape[1]
     if rows > _SLICE:
         pieces = [slice(start, start + _SLICE) for start in range(0, rows, _SLICE)]
@@ -461,7 +461,7 @@ def experts(
         packed_triton.run(x, chosen, weights, parts, tiles)
     else:
         parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
-        call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
+        call = _Call(x, chosen, weights, tiles or WHOLE.tiles_of(rows, len(weights.gate_up), count))
         run = _run_few if are_few(rows, count) else _run_many
         run(call, parts)
     return parts if leaves_parts else _sum(parts)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specengine.kernels.experts.tiles import Tiles
+from specengine.kernels.experts.tiles import PACKED, TileTable
 from specengine.kernels.experts.types import Activation
 from specengine.kernels.linear import fp8_linear_ref
 from specengine.kernels.linear.quantised import Fp8Input
@@ -53,15 +53,14 @@ class ExpertFormat:
     packed_triton.py says of which arguments.
 
     arrange: from what it holds to what is kept and multiplied, or None where products of that would
-    be others. tiles: which it takes, by rows, experts and chosen ones of a row; else those of
-    tiles.packed_tile_for.
+    be others. tiles: which its products take.
     """
 
     holds: type
     operands: Callable[[PackedExperts, torch.dtype, Tensor | None], Operands]
     sums: Any
     arrange: Callable[[Any], OneExpert | None] = lambda one: one
-    tiles: Callable[[int, int, int], Tiles] | None = None
+    tiles: TileTable = PACKED
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.packed import Operands, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
-from specengine.kernels.experts.tiles import Tile, Tiles, are_few, packed_tile_for
+from specengine.kernels.experts.tiles import Tile, Tiles, are_few
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
 from specengine.kernels.linear.quantised import Fp8Input
@@ -448,8 +448,7 @@ def _step(columns: int, most: int, least: int) -> int:
 
 def tiles_of(weights: PackedExpertWeights, num_rows: int, num_chosen: int) -> Tiles:
     """By the shapes alone, so that launches are the same whatever is chosen."""
-    find = weights.down.format.tiles or packed_tile_for
-    return find(num_rows, weights.num_experts, num_chosen)
+    return weights.down.format.tiles.tiles_of(num_rows, weights.num_experts, num_chosen)
 
 
 def run(

@@ -36,46 +36,46 @@ class Tiles:
     parts: int = 1
 
 
-_FEW_DOWN = Tile(16, 128, 64, 4, 4)
-# Least mean number of rows an expert -> tiles of few rows, the most first.
-_FEW: tuple[tuple[float, Tiles], ...] = (
-    (2.0, Tiles(Tile(16, 32, 64, 4, 5), _FEW_DOWN)),
-    (0.0, Tiles(Tile(16, 32, 128, 4, 4), _FEW_DOWN)),
-)
-# The same of more rows.
-_MANY: tuple[tuple[float, Tiles], ...] = (
-    (96.0, Tiles(Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3))),
-    (32.0, Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))),
-    (12.0, Tiles(Tile(32, 64, 64, 4, 4), Tile(32, 128, 64, 4, 4))),
-    (0.0, Tiles(Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 4, 3))),
-)
-
-
 def are_few(num_rows: int, num_chosen: int) -> bool:
     """Whether the rows are not sorted by expert before they are multiplied."""
     return num_rows <= FEW_ROWS and num_rows * num_chosen <= _FEW_SLOTS
 
 
-def tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
-    """By the shapes alone, so that launches are the same whatever is chosen."""
-    forms = _FEW if are_few(num_rows, num_chosen) else _MANY
-    mean = num_rows * num_chosen / num_experts
-    return next(tiles for least, tiles in forms if mean >= least)
+@dataclass(frozen=True)
+class TileTable:
+    """few, many: least mean number of rows an expert -> tiles, the most first; of few rows, and of
+    more."""
+
+    few: tuple[tuple[float, Tiles], ...]
+    many: tuple[tuple[float, Tiles], ...]
+
+    def tiles_of(self, num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
+        """By the shapes alone, so that launches are the same whatever is chosen."""
+        forms = self.few if are_few(num_rows, num_chosen) else self.many
+        mean = num_rows * num_chosen / num_experts
+        return next(tiles for least, tiles in forms if mean >= least)
 
 
-# Of weights in 8 and 4 bits; outs of gate and up together are rows of the processor's product.
-_PACKED_FEW = Tiles(Tile(16, 32, 256, 4, 3), Tile(16, 64, 256, 4, 3))
-_PACKED_MANY: tuple[tuple[float, Tiles], ...] = (
-    (64.0, Tiles(Tile(128, 64, 128, 8, 3), Tile(128, 128, 128, 8, 3))),
-    (24.0, Tiles(Tile(64, 64, 128, 8, 3), Tile(64, 128, 128, 8, 3))),
-    (10.0, Tiles(Tile(32, 64, 128, 4, 3), Tile(32, 128, 128, 4, 3))),
-    (0.0, Tiles(Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 4, 3))),
+_FEW_DOWN = Tile(16, 128, 64, 4, 4)
+WHOLE = TileTable(
+    few=(
+        (2.0, Tiles(Tile(16, 32, 64, 4, 5), _FEW_DOWN)),
+        (0.0, Tiles(Tile(16, 32, 128, 4, 4), _FEW_DOWN)),
+    ),
+    many=(
+        (96.0, Tiles(Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3))),
+        (32.0, Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))),
+        (12.0, Tiles(Tile(32, 64, 64, 4, 4), Tile(32, 128, 64, 4, 4))),
+        (0.0, Tiles(Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 4, 3))),
+    ),
 )
-
-
-def packed_tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
-    """`tile_for` of weights in 8 and 4 bits."""
-    if are_few(num_rows, num_chosen):
-        return _PACKED_FEW
-    mean = num_rows * num_chosen / num_experts
-    return next(tiles for least, tiles in _PACKED_MANY if mean >= least)
+# Of weights in 8 and 4 bits; outs of gate and up together are rows of the processor's product.
+PACKED = TileTable(
+    few=((0.0, Tiles(Tile(16, 32, 256, 4, 3), Tile(16, 64, 256, 4, 3))),),
+    many=(
+        (64.0, Tiles(Tile(128, 64, 128, 8, 3), Tile(128, 128, 128, 8, 3))),
+        (24.0, Tiles(Tile(64, 64, 128, 8, 3), Tile(64, 128, 128, 8, 3))),
+        (10.0, Tiles(Tile(32, 64, 128, 4, 3), Tile(32, 128, 128, 4, 3))),
+        (0.0, Tiles(Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 4, 3))),
+    ),
+)

@@ -130,8 +130,8 @@ def experts(dtype: torch.dtype) -> Iterator[Run]:
         one = torch.zeros(1, dtype=dtype)
         weights = ExpertWeights(one.expand(count, 512, 512), one.expand(count, 512, 256))
         kinds = [(rows, None) for rows in few]
-        kinds += [(64, tile) for _, tile in tiles._FEW]
-        kinds += [(100, tile) for _, tile in tiles._MANY]
+        kinds += [(64, tile) for _, tile in tiles.WHOLE.few]
+        kinds += [(100, tile) for _, tile in tiles.WHOLE.many]
         for rows, tile in kinds:
             picked = Chosen(torch.zeros(rows, chosen, dtype=torch.int32), torch.zeros(rows, chosen))
             given = torch.zeros(rows, 512, dtype=dtype), picked, weights, tile
@@ -149,7 +149,7 @@ def packed_experts(dtype: torch.dtype) -> Iterator[Run]:
         weights = PackedExpertWeights(
             stacked(form, 2 * INNER, HIDDEN), stacked(form, HIDDEN, INNER)
         )
-        for rows, tile in ((1, None), *((100, tile) for _, tile in tiles._PACKED_MANY)):
+        for rows, tile in ((1, None), *((100, tile) for _, tile in weights.down.format.tiles.many)):
             picked = Chosen(torch.zeros(rows, 2, dtype=torch.int32), torch.zeros(rows, 2))
             given = torch.zeros(rows, HIDDEN, dtype=dtype), picked, weights, tile
             yield lambda given=given: experts_triton.experts(*given)

@@ -15,7 +15,7 @@ from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.route import route
-from specengine.kernels.experts.tiles import tile_for
+from specengine.kernels.experts.tiles import WHOLE
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Router, Routing
 from tests.kernels import offline_triton
 
@@ -103,9 +103,9 @@ def test_a_row_does_not_depend_on_others(device: torch.device) -> None:
 
 
 def test_tiles_of_few_rows_follow_the_rows_of_an_expert() -> None:
-    steps = [tile_for(rows, 128, 8).gate_up.inputs for rows in (1, 16, 31, 32, 64)]
+    steps = [WHOLE.tiles_of(rows, 128, 8).gate_up.inputs for rows in (1, 16, 31, 32, 64)]
     assert steps == [128, 128, 128, 64, 64]
-    assert len({tile_for(rows, 128, 8).down for rows in (1, 64)}) == 1
+    assert len({WHOLE.tiles_of(rows, 128, 8).down for rows in (1, 64)}) == 1
 
 
 def test_many_rows_are_summed_in_their_dtype(device: torch.device) -> None:

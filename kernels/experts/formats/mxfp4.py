@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specengine.kernels.experts.packed import ExpertFormat, Operands, PackedExperts
-from specengine.kernels.experts.tiles import Tile, Tiles, are_few
+from specengine.kernels.experts.tiles import Tile, Tiles, TileTable
 from specengine.kernels.linear import mxfp4_words
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.mxfp4_words import Mxfp4Words
@@ -185,20 +185,12 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
 
 
 # A warp takes 16 rows of weights, so that these need no other place than they are loaded to.
-_FEW = Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4), parts=2)
-# Least mean number of rows an expert -> tiles, the most first.
-_MANY = (
-    (24.0, Tiles(Tile(64, 32, 128, 4, 3), Tile(64, 64, 128, 4, 3))),
-    (10.0, Tiles(Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3))),
-    (0.0, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))),
+_TILES = TileTable(
+    few=((0.0, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4), parts=2)),),
+    many=(
+        (24.0, Tiles(Tile(64, 32, 128, 4, 3), Tile(64, 64, 128, 4, 3))),
+        (10.0, Tiles(Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3))),
+        (0.0, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))),
+    ),
 )
-
-
-def _tiles(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
-    if are_few(num_rows, num_chosen):
-        return _FEW
-    mean = num_rows * num_chosen / num_experts
-    return next(tiles for least, tiles in _MANY if mean >= least)
-
-
-FORMAT = ExpertFormat(Mxfp4Weight, _operands, _sums, Mxfp4Words.of, _tiles)
+FORMAT = ExpertFormat(Mxfp4Weight, _operands, _sums, Mxfp4Words.of, _TILES)
