@@ -9,16 +9,8 @@ from typing import Any
 from specengine.runner.loader.builtin import BUILTIN_MODELS
 from specengine.runner.loader.tokenizer import byte_tokenizer
 
-_LLAMA_70B = {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-}
 # By name: a built-in shape, and what differs.
 _SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "70b": ("llama-3.1-8b-shape", _LLAMA_70B),
-    "30b-a3b": ("qwen3-30b-a3b-shape", {}),
     "30b-a3b, 8 layers": ("qwen3-30b-a3b-shape", {"num_hidden_layers": 8}),
     "30b-a3b, 8 layers, few tokens": (
         "qwen3-30b-a3b-shape",
@@ -43,8 +35,8 @@ _SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_shape(name: str, folder: Path) -> str:
-    """A directory in `folder`."""
-    base, differs = _SHAPES[name]
+    """A directory in `folder`. name: of `_SHAPES`, or a built-in shape."""
+    base, differs = _SHAPES.get(name, (name, {}))
     config = BUILTIN_MODELS[base].config | differs
     place = folder / name.replace(" ", "-").replace(",", "")
     place.mkdir(exist_ok=True)

@@ -259,7 +259,7 @@ def main() -> None:
     parts = [one.__name__ for one in PARTS]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shape", default="30b-a3b", help="of benchmarks/parallel/shapes.py")
+    parser.add_argument("--shape", default="qwen3-30b-a3b-shape", help="built in, or of shapes.py")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--specs", nargs="+", default=[*SPECS], help="of the identity")
     parser.add_argument("--hangs-after", type=float, default=120.0, help="seconds without a line")

@@ -24,9 +24,9 @@ import report
 
 MODELS = {
     "llama-3.1-8b-shape": "8B shape",
-    "30b-a3b": "Qwen3-30B-A3B shape",
+    "qwen3-30b-a3b-shape": "Qwen3-30B-A3B shape",
     "30b-a3b-8-layers": "Qwen3-30B-A3B shape, 8 of 48 layers",
-    "70b": "70B shape",
+    "llama-3.1-70b-shape": "70B shape",
     "smollm2-shape": "135M shape",
     "tiny": "tiny",
 }
@@ -58,7 +58,7 @@ def main() -> None:
     for part, make in rows_of.items():
         rows = list(make(found.get(part, {})))
         if rows:
-            rows = kept(part, {(row["model"], row["drafts"]) for row in rows}) + rows
+            rows = kept(part, {key(row) for row in rows}) + rows
             name = f"two-cards-{part}"
             print(report.write("two-cards", name, TITLES[part], rows, notes_of(name), facts))
 
@@ -68,11 +68,16 @@ def table(name: str) -> dict[str, Any]:
     return tables.get(name, {"columns": [], "rows": [], "notes": []})  # type: ignore[no-any-return]
 
 
-def kept(part: str, replaced: set[tuple[str, str]]) -> list[Row]:
-    """Rows of other models and drafts."""
+def key(row: Row) -> tuple[str, ...]:
+    """What a new row replaces."""
+    return row["model"], row["drafts"], row.get("graphs", "")
+
+
+def kept(part: str, replaced: set[tuple[str, ...]]) -> list[Row]:
+    """Rows of other models and drafts, and of rounds with and without graphs."""
     old = table(f"two-cards-{part}")
     rows = [dict(zip(old["columns"], row, strict=True)) for row in old["rows"]]
-    return [row for row in rows if (row["model"], row["drafts"]) not in replaced]
+    return [row for row in rows if key(row) not in replaced]
 
 
 def notes_of(name: str) -> str:
@@ -107,8 +112,7 @@ def speed(found: dict[str, Any]) -> Iterator[Row]:
             rates.setdefault((model, drafts), {})[rest.split(" tok/s")[0]] = value
     for (model, drafts), by_ranks in rates.items():
         one = by_ranks.get("tp 1") or rates.get((model, "EAGLE-3"), {}).get("tp 1")
-        for place, batch in enumerate((1, 8, 64)):
-            both = by_ranks["tp 2"][place]
+        for place, (batch, both) in enumerate(zip((1, 8, 64), by_ranks["tp 2"], strict=False)):
             alone = None if one is None else one[place]
             ratio = None if alone is None else round(both / alone, 2)
             row = {"model": model, "drafts": drafts, "batch": batch}

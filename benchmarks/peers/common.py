@@ -24,6 +24,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from turns import turn
 
 from specengine.lab.environment import environment, process_seconds
 from specengine.lab.files import write_text
@@ -91,7 +94,8 @@ def run(peer: str, package: str, start: Start, argv: Sequence[str] | None = None
         generate, options = start(model, spec, work)
         startup = Startup(perf_counter() - begun, process=process_seconds())
         if args.first_token:
-            found = first_tokens(generate, work, args.first_token, model.vocab_size)
+            with turn(args.turns):
+                found = first_tokens(generate, work, args.first_token, model.vocab_size)
             facts = {"environment": environment(), "engine": f"{peer} {version(package)}"}
             whole = facts | {"model": model.name, "options": options, "first_token": found}
             write_text(args.json, json.dumps(whole, indent=1))
@@ -106,13 +110,20 @@ def run(peer: str, package: str, start: Start, argv: Sequence[str] | None = None
             workload=work,
             settings=[setting],
         )
-        for size in sizes:
-            setting.points.append(measure(generate, work, size, model.vocab_size))
-            point = setting.points[-1]
-            tau = "unknown" if point.tau is None else f"{point.tau:.2f}"
-            print(f"{setting.name}, batch size {size}: {point.rate:.0f} tok/s, τ {tau}", flush=True)
-            write_text(args.json, report.to_json())
+        with turn(args.turns):
+            sweep(generate, report, args.json, model.vocab_size)
     print(args.json)
+
+
+def sweep(generate: Generate, report: Report, path: Path, vocab_size: int) -> None:
+    """Every batch size, written as they come."""
+    (setting,) = report.settings
+    for size in report.workload.batch_sizes:
+        setting.points.append(measure(generate, report.workload, size, vocab_size))
+        point = setting.points[-1]
+        tau = "unknown" if point.tau is None else f"{point.tau:.2f}"
+        print(f"{setting.name}, batch size {size}: {point.rate:.0f} tok/s, τ {tau}", flush=True)
+        write_text(path, report.to_json())
 
 
 def measure(generate: Generate, work: Workload, batch_size: int, vocab_size: int) -> Point:
@@ -170,6 +181,9 @@ def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--first-token", type=int, nargs="+", metavar="N", help="time prompts of so many tokens"
+    )
+    parser.add_argument(
+        "--turns", type=Path, metavar="FOLDER", help="start beside others, be measured alone"
     )
     parser.add_argument(
         "--option",

@@ -1,13 +1,14 @@
 """One checkpoint of random weights, and the work of `bench throughput` on it in this engine, SGLang
-and vLLM, one after another.
+and vLLM.
 
     python benchmarks/peers/same_weights.py qwen3-30b-a3b-shape --out OUT --sglang PY --vllm PY
 
 Each engine that makes random weights itself makes others, and a mixture of experts then reads
 others, too: here all read the same files. OUT gets a JSON file a run: specengine.json (plain, and
 with drafts of a forced accepted length), experts.json (how many experts a step reads), sglang.json,
-vllm.json, and NAME-eagle3.json of those that --eagle3 names. A run that fails is told, and the next
-one starts. The checkpoint is deleted at the end.
+vllm.json, and NAME-eagle3.json of those that --eagle3 names. This engine runs first; then the peers
+start --at-once together, and are measured one at a time. A run that fails is told, and the next one
+starts. The checkpoint is deleted at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from checkpoint import fields_of, mtp_shapes, num_bytes, published_shapes  # noqa: E402
+from side_by_side import Run, peer_runs, run_together, share_of_memory  # noqa: E402
 
 SHARED_MEMORY = Path("/dev/shm")
 ENGINES = ("specengine", "sglang", "vllm")
@@ -38,17 +39,11 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of config.j
 HEADROOM = 16 << 30  # bytes of memory that engines need beside files in shared memory
 
 
-@dataclass(frozen=True)
-class Run:
-    name: str
-    command: list[str]
-
-
-def runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[Run]:
-    """In their order. Each command's last words say which file it writes."""
+def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[Run]:
+    """In their order."""
     sizes = ["--batch-sizes", *map(str, args.batch_sizes)]
-    work = [*sizes, "--repeats", str(args.repeats), "--new-tokens", str(args.new_tokens)]
-    bench = [sys.executable, "-m", "specengine", "bench", "throughput", str(folder), *work]
+    bench = [sys.executable, "-m", "specengine", "bench", "throughput", str(folder)]
+    bench += [*words_of(args), "--tp-size", str(args.tp_size)]
     forced = ["--speculative-simulate-accept-length", str(ACCEPTED)]
     forced += ["--speculative-num-steps", str(STEPS), "--compare-plain"]
     if mtp is not None:
@@ -57,23 +52,28 @@ def runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[R
     elif "specengine" in args.eagle3:
         bench += ["--random-draft", str(args.draft_vocab), *forced]
     yield _run(args.out, "specengine", bench)
-    if any(
-        name in args.fields for name in ("num_experts", "num_local_experts", "n_routed_experts")
-    ):
+    if any(name in args.fields for name in COUNTS):
         script = ROOT / "benchmarks/peers/chosen_experts.py"
         yield _run(args.out, "experts", [sys.executable, str(script), str(folder), *sizes])
+
+
+def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
+    words = ["--model", str(folder), *words_of(args), "--tp-size", str(args.tp_size)]
+    drafts = ["--algorithm", "EAGLE3", "--random-draft", str(args.draft_vocab)]
+    drafts += ["--accept-length", str(ACCEPTED), "--num-steps", str(STEPS)]
+    memory = share_of_memory(args.at_once, args.tokens, args.token_bytes)
     for peer in ENGINES[1:]:
-        python = getattr(args, peer)
-        if not python:
+        if python := getattr(args, peer):
+            more = drafts if peer in args.eagle3 else []
+            yield from peer_runs(args.out, {peer: python}, words, more, memory)
+        else:
             print(f"{peer}: left out, --{peer} names no interpreter", flush=True)
-            continue
-        script = ROOT / f"benchmarks/peers/{peer}_throughput.py"
-        command = [python, str(script), "--model", str(folder), *work]
-        yield _run(args.out, peer, command)
-        if peer in args.eagle3:
-            drafts = ["--algorithm", "EAGLE3", "--random-draft", str(args.draft_vocab)]
-            drafts += ["--accept-length", str(ACCEPTED), "--num-steps", str(STEPS)]
-            yield _run(args.out, f"{peer}-eagle3", [*command, *drafts])
+
+
+def words_of(args: argparse.Namespace) -> list[str]:
+    """Of every engine."""
+    sizes = ["--batch-sizes", *map(str, args.batch_sizes)]
+    return [*sizes, "--repeats", str(args.repeats), "--new-tokens", str(args.new_tokens)]
 
 
 def _run(out: Path, name: str, command: list[str]) -> Run:
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shapes = published_shapes(args.fields)
     size = num_bytes(shapes) + (num_bytes(mtp_shapes(args.fields, shapes)) if args.mtp else 0)
     place = room(size, args.folder)
-    failed = []
+    failed: list[str] = []
     name = Path(args.shape).stem if Path(args.shape).is_file() else args.shape
     with new_folder(place, name) as parent:
         model, mtp = parent / name, parent / "mtp-layer" if args.mtp else None
@@ -164,8 +164,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         write += [] if mtp is None else ["--mtp", str(mtp)]
         if problem := _told("checkpoint", write, args.limit):
             sys.exit(f"the checkpoint could not be written: {problem}")
-        done = [(one, _told(one.name, one.command, args.limit)) for one in runs(args, model, mtp)]
-    failed = [one.name for one, problem in done if problem]
+        own = [
+            (one, _told(one.name, one.command, args.limit)) for one in own_runs(args, model, mtp)
+        ]
+        failed = [one.name for one, problem in own if problem]
+        peers = [*runs_of_peers(args, model)]
+        for first in range(0, len(peers), args.at_once):
+            wave = peers[first : first + args.at_once]
+            failed += run_together(wave, args.out, args.limit / 2, args.limit)
     if failed:
         print(f"failed: {', '.join(failed)}", flush=True)
     return 1 if failed else 0
@@ -205,6 +211,12 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--tp-size", type=int, default=1, help="cards that share the model")
+    parser.add_argument("--at-once", type=int, default=1, help="peers that start together")
+    parser.add_argument("--tokens", type=int, default=32768, help="KV of each peer")
+    parser.add_argument(
+        "--token-bytes", type=int, default=96 << 10, help="KV of a token on a card (30B: 96 KiB)"
+    )
     parser.add_argument("--limit", type=float, default=240, help="seconds of a run")
     return parser.parse_args(argv)
 

@@ -21,9 +21,9 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_speed_of_two_cards_is_beside_that_of_one(tables: Any) -> None:
     found = {
-        "30b-a3b plain tp 1 tok/s at (1, 8, 64)": [10.0, 20.0, 40.0],
-        "30b-a3b plain tp 2 tok/s at (1, 8, 64)": [15.0, 40.0, 40.0],
-        "30b-a3b plain tp 2 / tp 1": ["1.50", "2.00", "1.00"],
+        "qwen3-30b-a3b-shape plain tp 1 tok/s at (1, 8, 64)": [10.0, 20.0, 40.0],
+        "qwen3-30b-a3b-shape plain tp 2 tok/s at (1, 8, 64)": [15.0, 40.0, 40.0],
+        "qwen3-30b-a3b-shape plain tp 2 / tp 1": ["1.50", "2.00", "1.00"],
     }
     rows = list(tables.speed(found))
     assert [row["ratio"] for row in rows] == [1.5, 2.0, 1.0]
@@ -46,7 +46,7 @@ def test_draft_that_is_whole_on_each_card_has_rows_of_its_own(tables: Any) -> No
 
 def test_memory_and_tokens_are_read_from_what_is_printed(tables: Any) -> None:
     said = "{'weights': '7.5 GiB', 'kv': '1.0 GiB', 'graphs': '0.5 GiB'}, weights / formula 1.0100"
-    (row,) = tables.memory({"70b plain tp 2 rank1": said})
+    (row,) = tables.memory({"llama-3.1-70b-shape plain tp 2 rank1": said})
     assert (row["ranks"], row["rank"], row["weights / formula"]) == (2, 1, 1.01)
     (row,) = tables.identity({"tiny mtp graphs=False": "DIFFER; 67 accepted; []"})
     assert (row["graphs"], row["tokens"], row["drafts accepted"]) == ("off", "DIFFER", 67)

@@ -80,6 +80,14 @@ _LLAMA_31_8B = _LLAMA_31 | {
     "tie_word_embeddings": False,
 }
 
+_LLAMA_31_70B = _LLAMA_31 | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "tie_word_embeddings": False,
+}
+
 _LLAMA_32_1B = _LLAMA_31 | {
     "hidden_size": 2048,
     "intermediate_size": 8192,
@@ -255,6 +263,7 @@ _MODELS = (
     BuiltinModel("smollm2-shape", "shape of SmolLM2-135M", "135M", config=_SMOLLM2_135M),
     BuiltinModel("llama-3.2-1b-shape", "shape of Llama-3.2-1B", "1.2B", config=_LLAMA_32_1B),
     BuiltinModel("llama-3.1-8b-shape", "shape of Llama-3.1-8B", "8.0B", config=_LLAMA_31_8B),
+    BuiltinModel("llama-3.1-70b-shape", "shape of Llama-3.1-70B", "70.6B", config=_LLAMA_31_70B),
     BuiltinModel("qwen3-8b-shape", "shape of Qwen3-8B", "8.2B", config=_QWEN3_8B),
     BuiltinModel("qwen3-30b-a3b-shape", "shape of Qwen3-30B-A3B", "30.5B", config=_QWEN3_30B_A3B),
     BuiltinModel(

@@ -1,0 +1,90 @@
+"""Engines that start together are measured one at a time."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.test_layering import ROOT
+
+PEER = """#!{python}
+import pathlib, sys, time
+sys.path.insert(0, {folder!r})
+from turns import turn
+words = sys.argv[1:]
+out = pathlib.Path(words[words.index("--json") + 1])
+log = out.parent / "all.txt"
+if "sglang" in words[0] and "EAGLE3" not in words:
+    sys.exit(5)
+def note(what):
+    with log.open("a") as file:
+        file.write(f"{{what}} {{out.stem}}\\n")
+note("up")
+with turn(pathlib.Path(words[words.index("--turns") + 1])):
+    note("begin")
+    time.sleep(0.2)
+    note("end")
+out.write_text(" ".join(words))
+"""
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks/peers")
+    return importlib.import_module("side_by_side")
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> str:
+    path = tmp_path / "peer"
+    path.write_text(PEER.format(python=sys.executable, folder=str(ROOT / "benchmarks/peers")))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_all_are_up_before_one_is_measured_and_one_that_failed_holds_up_none(
+    script: ModuleType, peer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    given = ["--model", "m", "--sglang", peer, "--vllm", peer, "--eagle3", "--out", str(out)]
+    assert script.main([*given, "--at-once", "4", "--new-tokens", "6"]) == 1
+    assert "failed: sglang\n" in capfd.readouterr().out
+    lines = (out / "all.txt").read_text().splitlines()
+    three = {"vllm", "sglang-eagle3", "vllm-eagle3"}
+    assert set(lines[:3]) == {f"up {name}" for name in three}
+    measured = lines[3:]
+    for begin, end in zip(measured[::2], measured[1::2], strict=True):
+        assert begin.replace("begin", "end") == end  # none begins amid another's turn
+    assert {line.split()[1] for line in measured} == three
+    assert "--new-tokens 6" in (out / "vllm.json").read_text()
+    assert "kv_cache_memory_bytes" not in (out / "sglang-eagle3.json").read_text()
+
+
+def test_waves_follow_each_other_and_plain_runs_come_first(
+    script: ModuleType, peer: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ["--model", "m", "--vllm", peer, "--eagle3", "--out", str(out), "--at-once", "1"]
+    assert script.main([*given, "--option-of", "vllm:seed=3", "--option-of", "sglang:x=1"]) == 0
+    lines = (out / "all.txt").read_text().splitlines()
+    assert lines == [
+        f"{what} {name}" for name in ("vllm", "vllm-eagle3") for what in ("up", "begin", "end")
+    ]
+    words = (out / "vllm.json").read_text()
+    assert "--option seed=3" in words
+    assert "x=1" not in words
+    assert "EAGLE3" not in words
+    assert "EAGLE3" in (out / "vllm-eagle3.json").read_text()
+
+
+def test_those_that_do_not_end_are_ended_at_the_limit(
+    script: ModuleType, tmp_path: Path, peer: str
+) -> None:
+    never = script.Run("never", ["sleep", "60"])
+    named = script.Run("vllm", [peer, "vllm", "--json", str(tmp_path / "vllm.json")])
+    assert script.run_together([never, named], tmp_path, 2, 4) == ["never"]
+    assert (tmp_path / "vllm.json").exists()  # it waited for the other no longer than 2 seconds
