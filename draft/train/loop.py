@@ -21,7 +21,7 @@ from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.packing import PackedBatches
 from specengine.draft.train.evaluation import evaluate, take_batches
 from specengine.draft.train.optimiser import lr_factor, make_optimisers, set_lr, trainable
-from specengine.draft.train.processes import Processes
+from specengine.draft.train.processes import Processes, chosen_by_rules
 from specengine.draft.train.progress import Place, Progress, progress_of
 from specengine.draft.train.run_log import RunLog
 from specengine.draft.train.state import RunState
@@ -99,7 +99,8 @@ class Trainer:
         where the loss is no number any more, or a checkpoint cannot be written."""
         self.session_start = monotonic()
         first = self.processes.is_first
-        with stop_on_signals() as request, progress_of(self.task.name, first) as progress:
+        rules, shown = chosen_by_rules(self.processes.device), progress_of(self.task.name, first)
+        with rules, stop_on_signals() as request, shown as progress:
             log = RunLog(self.state.directory, self.state.step) if first else None
             try:
                 stopped_by = self._loop(request, progress, log)

@@ -113,6 +113,20 @@ def start_processes(device: str) -> Processes:
     return Processes(dist.get_rank(), count, place)
 
 
+@contextmanager
+def chosen_by_rules(device: torch.device) -> Iterator[None]:
+    """Code that is compiled inside, for a GPU, has forms that rules choose. Else forms of a
+    reduction are timed and the fastest taken, and forms sum in different orders: two equal runs
+    would end with different bits."""
+    if device.type != "cuda":
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch(deterministic=True):
+        yield
+
+
 def let_gloo_rest() -> None:
     """Wait until Gloo's threads have let go of the tensors of the last collectives.
 

@@ -17,7 +17,12 @@ import torch
 from specengine.core.errors import ConfigError
 from specengine.draft.train.checkpoint import find_checkpoints, load_checkpoint
 from specengine.draft.train.data.dataset import TokenDataset
-from specengine.draft.train.processes import Processes, let_gloo_rest, start_processes
+from specengine.draft.train.processes import (
+    Processes,
+    chosen_by_rules,
+    let_gloo_rest,
+    start_processes,
+)
 from specengine.draft.train.state import RunState
 from tests.train.training_runs import BigramTask, bigram_config, bigram_data, run_bigram
 
@@ -128,3 +133,12 @@ def test_cuda_where_there_is_none() -> None:
 
 if __name__ == "__main__":
     run_twice(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+def test_code_for_a_gpu_is_compiled_without_timing_its_forms() -> None:
+    from torch._inductor import config
+
+    with chosen_by_rules(torch.device("cuda")):
+        assert config.deterministic
+    with chosen_by_rules(torch.device("cpu")):
+        assert not config.deterministic
