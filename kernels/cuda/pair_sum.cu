@@ -24,7 +24,7 @@
 #include "few_row.cuh"
 
 #define THREADS 128
-#define MOST_BLOCKS 256  // and 2 slots of so many blocks are a mailbox
+#define MOST_BLOCKS 2048 // and 2 slots of so many blocks are a mailbox
 #define LOOKS 16384      // between two at the clock: about 10 ms
 
 __device__ __forceinline__ u64 word(u32 bytes, u32 turn) { return (u64)turn << 32 | bytes; }

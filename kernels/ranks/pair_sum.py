@@ -13,7 +13,7 @@ from specengine.kernels.dispatch import has_dependent_launch
 
 _SOURCE = Path(__file__).parents[1] / "cuda" / "pair_sum.cu"
 _CHUNK = 16  # bytes of a thread
-_THREADS, _BLOCKS = 128, 256  # as in the source
+_THREADS, _BLOCKS = 128, 2048  # as in the source
 _WORD = 4  # bytes of a chunk that a word of 8 carries
 
 DTYPES = (torch.bfloat16, torch.float32)  # that it adds

@@ -127,12 +127,12 @@ def test_operands_that_are_not_aligned_or_contiguous_are_taken(pair: Pair) -> No
     ("shape", "dtype", "is_taken"),
     [
         ((1, 8), torch.bfloat16, True),
-        ((64, 4096), torch.bfloat16, True),
-        ((64, 4104), torch.bfloat16, False),
+        ((512, 4096), torch.bfloat16, True),
+        ((512, 4104), torch.bfloat16, False),
         ((1, 9), torch.bfloat16, False),
         ((0, 8), torch.bfloat16, False),
         ((1, 8), torch.float16, False),
-        ((32, 4096), torch.float32, True),
+        ((256, 4096), torch.float32, True),
     ],
 )
 def test_other_sizes_and_types_are_refused(
