@@ -31,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 PEERS = ("sglang", "vllm")
 PASSED_ON = ("tp-size", "batch-sizes", "prompt-len", "new-tokens", "repeats", "first-token")
 _EACH = 0.1  # seconds
+# SGLang refuses cards of unequal free memory: others load there, now on one card, now on the other.
+_BESIDE_OTHERS = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,18 @@ def peer_runs(
     words: Sequence[str],
     eagle3: Sequence[str],
     options: Sequence[str] = (),
+    label: str = "",
 ) -> Iterator[Run]:
     """pythons: an interpreter by peer. words: of both scripts. eagle3: words of those runs alone.
-    options: PEER:NAME=JSON."""
+    options: PEER:NAME=JSON. label: behind each name."""
     for name, python in pythons.items():
         command = [python, str(HERE / f"{name}_throughput.py"), *words]
         for one in options:
             peer, _, option = one.partition(":")
             command += ["--option", option] if peer == name else []
-        for title, more in ((name, []), (f"{name}-eagle3", list(eagle3))):
-            if more or title == name:
+        plain = f"{name}{label}"
+        for title, more in ((plain, []), (f"{plain}-eagle3", list(eagle3))):
+            if more or title == plain:
                 yield Run(title, [*command, *more, "--json", str(out / f"{title}.json")])
 
 
@@ -93,6 +97,7 @@ def _started(run: Run, turns: Path, out: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env=os.environ | _BESIDE_OTHERS,
         )
 
 
