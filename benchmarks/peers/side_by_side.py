@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from turns import GO, number_up
+from turns import GO, is_up
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("sglang", "vllm")
@@ -66,8 +66,8 @@ def peer_runs(
 
 def run_together(runs: Sequence[Run], out: Path, starting: float, limit: float) -> list[str]:
     """Start all, let each be measured when all are up or have ended, and end what is left after
-    `limit` seconds. starting: seconds after which the others wait for none. Returns the names of
-    those that failed."""
+    `limit` seconds. starting: seconds after which those that are not up are ended, as they would
+    load while others are measured. Returns the names of those that failed."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turns-") as name:
         folder = Path(name)
@@ -77,17 +77,24 @@ def run_together(runs: Sequence[Run], out: Path, starting: float, limit: float) 
                 left = [one for one in processes.values() if one.poll() is None]
                 if not left:
                     break
-                # A process that ended early is never up.
-                if past > starting or number_up(folder) >= len(left):
+                late = [one for one in left if not is_up(folder, one.pid)]
+                if past > starting:
+                    _end(late)
+                if not late:
                     (folder / GO).touch()
                 time.sleep(_EACH)
         finally:
-            for one in processes.values():
-                with suppress(ProcessLookupError):
-                    os.killpg(one.pid, signal.SIGKILL)
-                one.wait()
+            _end([*processes.values()])
     print(f"{', '.join(processes)}: {time.monotonic() - begun:.0f} s", flush=True)
     return [name for name, one in processes.items() if one.returncode]
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """With all that they started."""
+    for one in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
 
 
 def _started(run: Run, turns: Path, out: Path) -> subprocess.Popen[bytes]:

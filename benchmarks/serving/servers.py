@@ -168,7 +168,8 @@ class Server:
             )
 
     def is_awaited(self, since: float) -> bool:
-        """Whether it may still become ready. since: of time.monotonic, its start."""
+        """Whether it may still become ready. One that is late is ended: it would load while others
+        are measured. since: of time.monotonic, its start."""
         assert self.process is not None
         passed = time.monotonic() - since
         if answers(self.url):
@@ -180,6 +181,7 @@ class Server:
             return False
         if passed > self.seconds:
             say(f"{self.name}: not ready in {self.seconds:g} s; see {self.log.name}")
+            self.end()
             return False
         return True
 

@@ -112,6 +112,17 @@ def test_servers_start_at_once_and_are_measured_in_turns_without_the_one_that_di
     assert not [*processes_with(MARK, "1")]
 
 
+def test_server_that_is_late_is_ended(
+    table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, "2")
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    server = table.Server("late", command, free_ports(1), tmp_path / "late.log", 0.5)
+    with table.running([server]):
+        assert not server.is_ready
+        assert not [*processes_with(MARK, "2")]
+
+
 def test_shared_card_gives_each_server_memory_for_all_requests_of_a_point(
     table: ModuleType, eagle3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
