@@ -8,10 +8,11 @@
 Shapes have random weights, and EAGLE-3 drafts forced to an accepted length of 2.5. A peer is run by
 the Python of --python-of NAME=PATH, by default this one; where PATH is empty, it is left out.
 Engines are measured one after another. --together starts the servers of a shape at once, each with
-its share of the card, and measures each alone when all are up: the others have no requests
-meanwhile. An engine that is named twice runs twice. Each server and each of its points has a limit
-of time; what it does not reach is left out and said. Numbers are written as they come, the JSON of
-each point to RESULTS/SERVER-POINT.json, and the table to standard output.
+its share of the card (ours, named first, a little before the others), and measures each alone when
+all are up: the others have no requests meanwhile. An engine that is named twice runs twice. Each
+server and each of its points has a limit of time; what it does not reach is left out and said.
+Numbers are written as they come, the JSON of each point to RESULTS/SERVER-POINT.json, and the table
+to standard output.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servers import COMMANDS, ROOT, Server, Shape, running, say, shape_of
+from servers import COMMANDS, HEAD_START, ROOT, Server, Shape, running, say, shape_of
 
 HEAD = "| server | load | output tok/s | prompt tok/s | TTFT p50 / p99 ms | TPOT p50 / p99 ms | τ |"
 
@@ -110,10 +111,11 @@ def groups(args: argparse.Namespace, setting: Setting, shape: Shape) -> list[lis
     for place, (engine, label) in enumerate(zip(engines, labels(engines), strict=True)):
         port, name = args.port + place, f"{label}-{setting.name}"
         command = [pythons.get(engine, sys.executable), *COMMANDS[engine](shape, port, share)]
-        if engine == "specengine":
-            command += args.serve_options.split()
+        is_ours = engine == "specengine"
+        command += args.serve_options.split() if is_ours else []
         seconds = setting.seconds * (CROWDED if several else 1)
-        servers.append(Server(name, command, port, args.out / f"{name}.log", seconds))
+        ahead = HEAD_START if is_ours and several else 0.0
+        servers.append(Server(name, command, port, args.out / f"{name}.log", seconds, ahead))
     return [servers] if several else [[one] for one in servers]
 
 

@@ -31,6 +31,11 @@ CONTEXT = 8448  # tokens
 # 140.
 KV_SLOTS = 131_072
 
+# Seconds that ours is ahead of the others of a card, unless it is ready before. It plans its memory
+# after 13, captures graphs until 34, and counts what others take meanwhile as its own; they import
+# for 15 to 20 before they take any.
+HEAD_START = 20.0
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -85,9 +90,8 @@ def ours(shape: Shape, port: int, share: float | None) -> list[str]:
         command += [str(shape.draft), "--speculative-num-steps", str(NUM_STEPS)]
         command += ["--speculative-simulate-accept-length", str(ACCEPTED)]
     if share is not None:
-        # When it plans its memory, what others have taken by then counts as its own: 6 of a third
-        # of 140 GiB are left for that, and it loads first. Half of what the share leaves of the
-        # card is its budget of graphs: what others take during its captures counts there.
+        # Of a third of 140 GiB it needs 40; half of what the share leaves of the card is its budget
+        # of graphs. What others take before it has captured them counts in both.
         command += ["--mem-fraction-static", f"{share:.2f}", "--max-total-tokens", str(KV_SLOTS)]
     return command
 
@@ -138,16 +142,19 @@ COMMANDS: dict[str, Callable[[Shape, int, float | None], list[str]]] = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
-    """seconds: until it is ready, at most."""
+    """seconds: until it is ready, at most. head_start: seconds until the next may start, unless it
+    is ready before."""
 
     name: str
     command: list[str]
     port: int
     log: Path
     seconds: float
+    head_start: float = 0.0
     is_ready: bool = False
+    started: float = 0.0  # of time.monotonic
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -157,6 +164,7 @@ class Server:
     def start(self) -> None:
         names = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")  # the latter of older versions
         environment = os.environ | dict.fromkeys(names, str(ACCEPTED))
+        self.started = time.monotonic()
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
                 self.command,
@@ -167,11 +175,11 @@ class Server:
                 start_new_session=True,
             )
 
-    def is_awaited(self, since: float) -> bool:
+    def is_awaited(self) -> bool:
         """Whether it may still become ready. One that is late is ended: it would load while others
-        are measured. since: of time.monotonic, its start."""
+        are measured."""
         assert self.process is not None
-        passed = time.monotonic() - since
+        passed = time.monotonic() - self.started
         if answers(self.url):
             self.is_ready = True
             say(f"{self.name}: ready after {passed:.0f} s")
@@ -202,19 +210,27 @@ class Server:
 
 @contextmanager
 def running(servers: Sequence[Server]) -> Iterator[None]:
-    """All start at once. Within it each is ready, or will not be. All that were not ended are ended
-    afterwards."""
+    """All start, one after the head start of the one before. Within it each is ready, or will not
+    be. All that were not ended are ended afterwards."""
+    waiting: list[Server] = []
     try:
-        begun = time.monotonic()
         for one in servers:
             one.start()
-        waiting = list(servers)
-        while waiting := [one for one in waiting if one.is_awaited(begun)]:
-            time.sleep(0.5)
+            waiting.append(one)
+            while one in waiting and time.monotonic() < one.started + one.head_start:
+                waiting = awaited(waiting)
+        while waiting:
+            waiting = awaited(waiting)
         yield
     finally:
         for one in servers:
             one.end()
+
+
+def awaited(servers: Sequence[Server]) -> list[Server]:
+    """Those that may still become ready, after half a second."""
+    time.sleep(0.5)
+    return [one for one in servers if one.is_awaited()]
 
 
 def answers(url: str) -> bool:

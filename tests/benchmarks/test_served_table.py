@@ -35,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
 HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 ENDS = "raise SystemExit(7)"
+FOLLOWS = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]) - 1))"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,6 +113,26 @@ def test_servers_start_at_once_and_are_measured_in_turns_without_the_one_that_di
     assert not [*processes_with(MARK, "1")]
 
 
+def test_server_with_a_head_start_is_ready_before_the_next_one_starts(
+    table: ModuleType, tmp_path: Path
+) -> None:
+    port, file = free_ports(2), str(tmp_path / "up")
+    programs = [FAKE, FOLLOWS + FAKE]
+    first, second = (
+        table.Server(
+            f"server-{place}",
+            [sys.executable, "-c", program, str(port + place), file, file],
+            port + place,
+            tmp_path / f"{place}.log",
+            30.0,
+            60.0 * (1 - place),
+        )
+        for place, program in enumerate(programs)
+    )
+    with table.running([first, second]):
+        assert (first.is_ready, second.is_ready) == (True, True)
+
+
 def test_server_that_is_late_is_ended(
     table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +152,7 @@ def test_shared_card_gives_each_server_memory_for_all_requests_of_a_point(
     setting = next(one for one in table.SETTINGS if one.name == "8b-eagle3")
     (group,) = table.groups(table.parsed(), setting, eagle3)
     assert [one.port for one in group] == [8917, 8918, 8919]
+    assert [one.head_start > 0 for one in group] == [True, False, False]
     ours, vllm, sglang = (options(one.command) for one in group)
     slots = int(ours["--max-total-tokens"])
     assert slots == int(sglang["--max-total-tokens"])
