@@ -4,7 +4,7 @@ such steps at most.
     python benchmarks/peers/chosen_experts.py DIR --json experts.json
 
 This engine decodes the prompts of `bench throughput` eagerly, and each layer's routing is counted
-on the device. Nothing here is timed but a plain copy.
+on the device. Nothing here is timed but a plain copy. --turns: others start on the same card.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from turns import turn
 
 from specengine.core.version import __version__
 from specengine.engine.llm import LLM
@@ -144,6 +147,11 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--prompt-len", type=int, default=30)
     parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--max-total-tokens", type=int, help="of KV; default: what fits")
+    parser.add_argument("--mem-fraction-static", type=float, help="of the card's memory")
+    parser.add_argument(
+        "--turns", type=Path, metavar="FOLDER", help="start beside others, be measured alone"
+    )
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
     work = Workload(tuple(args.batch_sizes), args.prompt_len, args.new_tokens, repeats=0)
@@ -153,7 +161,16 @@ def main() -> None:
         disable_cuda_graph=True,
         disable_radix_cache=True,
         max_running_requests=max(work.batch_sizes),
+        max_total_tokens=args.max_total_tokens,
+        mem_fraction_static=args.mem_fraction_static,
     )
+    with turn(args.turns):
+        count(llm, work, args.json, Path(args.model).name)
+    print(args.json)
+
+
+def count(llm: LLM, work: Workload, path: Path, name: str) -> None:
+    """Writes the report, point by point. name: of the model."""
     parts = llm.engine.parts
     card = measure_card(parts.worker.runner.device, torch_dtype(parts.config.model.dtype))
     print(card_line(card), flush=True)
@@ -161,7 +178,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "environment": environment(),
         "engine": f"specengine {__version__}",
-        "model": {"name": Path(args.model).name},
+        "model": {"name": name},
         "definitions": DEFINITIONS,
         "workload": asdict(work),
         "card": asdict(card),
@@ -175,8 +192,7 @@ def main() -> None:
             flush=True,
         )
         report["experts"].append(asdict(point))
-        write_text(args.json, json.dumps(report, indent=1))
-    print(args.json)
+        write_text(path, json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

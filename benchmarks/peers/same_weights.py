@@ -4,11 +4,11 @@ and vLLM.
     python benchmarks/peers/same_weights.py qwen3-30b-a3b-shape --out OUT --sglang PY --vllm PY
 
 Each engine that makes random weights itself makes others, and a mixture of experts then reads
-others, too: here all read the same files. OUT gets a JSON file a run: specengine.json (plain, and
-with drafts of a forced accepted length), experts.json (how many experts a step reads), sglang.json,
-vllm.json, and NAME-eagle3.json of those that --eagle3 names. This engine runs first; then the peers
-start --at-once together, and are measured one at a time. A run that fails is told, and the next one
-starts. The checkpoint is deleted at the end.
+others, too: here all read the same files. OUT gets a JSON file and a log a run: specengine (plain,
+and with drafts of a forced accepted length), experts (how many experts a step reads; of one card
+alone), sglang, vllm, and NAME-eagle3 of the peers that --eagle3 names. In this order, --at-once of
+them start together, and are measured one at a time. A run that fails is told, and holds up no
+other. The checkpoint is deleted at the end.
 """
 
 from __future__ import annotations
@@ -39,11 +39,23 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of config.j
 HEADROOM = 16 << 30  # bytes of memory that engines need beside files in shared memory
 
 
+HERE = Path(__file__).resolve().parent
+STARTING = 0.7  # of the limit may pass until all of a wave are up
+ALL_BUT = 0.98  # of a card's memory: what others have on it counts
+
+
+def runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> list[Run]:
+    """In their order: those with EAGLE-3 of the peers last."""
+    found = [*own_runs(args, folder, mtp), *runs_of_peers(args, folder)]
+    return sorted(found, key=lambda one: one.name.endswith("-eagle3"))
+
+
 def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[Run]:
-    """In their order."""
-    sizes = ["--batch-sizes", *map(str, args.batch_sizes)]
-    bench = [sys.executable, "-m", "specengine", "bench", "throughput", str(folder)]
-    bench += [*words_of(args), "--tp-size", str(args.tp_size)]
+    script = str(HERE / "specengine_throughput.py")
+    shared = ["--mem-fraction-static", str(ALL_BUT), "--max-total-tokens", str(args.tokens)]
+    memory = shared if args.at_once > 1 else []
+    bench = [sys.executable, script, str(folder), *words_of(args), *memory]
+    bench += ["--tp-size", str(args.tp_size)]
     forced = ["--speculative-simulate-accept-length", str(ACCEPTED)]
     forced += ["--speculative-num-steps", str(STEPS), "--compare-plain"]
     if mtp is not None:
@@ -52,9 +64,10 @@ def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterat
     elif "specengine" in args.eagle3:
         bench += ["--random-draft", str(args.draft_vocab), *forced]
     yield _run(args.out, "specengine", bench)
-    if any(name in args.fields for name in COUNTS):
-        script = ROOT / "benchmarks/peers/chosen_experts.py"
-        yield _run(args.out, "experts", [sys.executable, str(script), str(folder), *sizes])
+    if args.tp_size == 1 and any(name in args.fields for name in COUNTS):
+        sizes = ["--batch-sizes", *map(str, args.batch_sizes)]
+        command = [sys.executable, str(HERE / "chosen_experts.py"), str(folder), *sizes, *memory]
+        yield _run(args.out, "experts", command)
 
 
 def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
@@ -164,14 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         write += [] if mtp is None else ["--mtp", str(mtp)]
         if problem := _told("checkpoint", write, args.limit):
             sys.exit(f"the checkpoint could not be written: {problem}")
-        own = [
-            (one, _told(one.name, one.command, args.limit)) for one in own_runs(args, model, mtp)
-        ]
-        failed = [one.name for one, problem in own if problem]
-        peers = [*runs_of_peers(args, model)]
-        for first in range(0, len(peers), args.at_once):
-            wave = peers[first : first + args.at_once]
-            failed += run_together(wave, args.out, args.limit / 2, args.limit)
+        wanted = runs(args, model, mtp)
+        for first in range(0, len(wanted), args.at_once):
+            wave = wanted[first : first + args.at_once]
+            failed += run_together(wave, args.out, STARTING * args.limit, args.limit)
     if failed:
         print(f"failed: {', '.join(failed)}", flush=True)
     return 1 if failed else 0
@@ -212,12 +221,14 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--tp-size", type=int, default=1, help="cards that share the model")
-    parser.add_argument("--at-once", type=int, default=1, help="peers that start together")
-    parser.add_argument("--tokens", type=int, default=32768, help="KV of each peer")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs that start together; all must fit on the card"
+    )
+    parser.add_argument("--tokens", type=int, default=32768, help="KV of each, of several at once")
     parser.add_argument(
         "--token-bytes", type=int, default=96 << 10, help="KV of a token on a card (30B: 96 KiB)"
     )
-    parser.add_argument("--limit", type=float, default=240, help="seconds of a run")
+    parser.add_argument("--limit", type=float, default=240, help="seconds of those at once")
     return parser.parse_args(argv)
 
 

@@ -25,12 +25,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from turns import GO, number_up
+from turns import GO, is_up
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("sglang", "vllm")
 PASSED_ON = ("tp-size", "batch-sizes", "prompt-len", "new-tokens", "repeats", "first-token")
 _EACH = 0.1  # seconds
+# SGLang refuses cards of unequal free memory: others load there, now on one card, now on the other.
+_BESIDE_OTHERS = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
 
 
 @dataclass(frozen=True)
@@ -47,23 +49,25 @@ def peer_runs(
     words: Sequence[str],
     eagle3: Sequence[str],
     options: Sequence[str] = (),
+    label: str = "",
 ) -> Iterator[Run]:
     """pythons: an interpreter by peer. words: of both scripts. eagle3: words of those runs alone.
-    options: PEER:NAME=JSON."""
+    options: PEER:NAME=JSON. label: behind each name."""
     for name, python in pythons.items():
         command = [python, str(HERE / f"{name}_throughput.py"), *words]
         for one in options:
             peer, _, option = one.partition(":")
             command += ["--option", option] if peer == name else []
-        for title, more in ((name, []), (f"{name}-eagle3", list(eagle3))):
-            if more or title == name:
+        plain = f"{name}{label}"
+        for title, more in ((plain, []), (f"{plain}-eagle3", list(eagle3))):
+            if more or title == plain:
                 yield Run(title, [*command, *more, "--json", str(out / f"{title}.json")])
 
 
 def run_together(runs: Sequence[Run], out: Path, starting: float, limit: float) -> list[str]:
     """Start all, let each be measured when all are up or have ended, and end what is left after
-    `limit` seconds. starting: seconds after which the others wait for none. Returns the names of
-    those that failed."""
+    `limit` seconds. starting: seconds after which those that are not up are ended, as they would
+    load while others are measured. Returns the names of those that failed."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turns-") as name:
         folder = Path(name)
@@ -73,17 +77,24 @@ def run_together(runs: Sequence[Run], out: Path, starting: float, limit: float) 
                 left = [one for one in processes.values() if one.poll() is None]
                 if not left:
                     break
-                # A process that ended early is never up.
-                if past > starting or number_up(folder) >= len(left):
+                late = [one for one in left if not is_up(folder, one.pid)]
+                if past > starting:
+                    _end(late)
+                if not late:
                     (folder / GO).touch()
                 time.sleep(_EACH)
         finally:
-            for one in processes.values():
-                with suppress(ProcessLookupError):
-                    os.killpg(one.pid, signal.SIGKILL)
-                one.wait()
+            _end([*processes.values()])
     print(f"{', '.join(processes)}: {time.monotonic() - begun:.0f} s", flush=True)
     return [name for name, one in processes.items() if one.returncode]
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """With all that they started."""
+    for one in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
 
 
 def _started(run: Run, turns: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -93,6 +104,7 @@ def _started(run: Run, turns: Path, out: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env=os.environ | _BESIDE_OTHERS,
         )
 
 

@@ -25,7 +25,7 @@ def turn(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    (folder / f"{os.getpid()}{_UP}").touch()
+    (folder / f"{os.getpgrp()}{_UP}").touch()
     while not (folder / GO).exists():
         time.sleep(_EACH)
     with (folder / _LOCK).open("w") as file:
@@ -33,5 +33,6 @@ def turn(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def number_up(folder: Path) -> int:
-    return len([*folder.glob(f"*{_UP}")])
+def is_up(folder: Path, group: int) -> bool:
+    """Whether a process of this group has said so. group: each that takes turns has its own."""
+    return (folder / f"{group}{_UP}").exists()

@@ -4,8 +4,10 @@
     python benchmarks/step/prefill_modes.py --start-up llama-3.1-8b-shape
 
 Random weights, one request at a time, no prefix cache. Each mode's engine is built anew over the
-same weights. --start-up: two processes, one after the other, whose caches of compiled code are
-empty at first. Run it on a GPU.
+same weights. --turns: others start on the same card meanwhile; the first model is loaded beside
+them, and all else waits for its turn (benchmarks/peers/first_tokens.py). --start-up: an engine in
+compiled pieces in two processes, one after the other, whose caches of compiled code are empty at
+first, and its times to the first token. Run it on a GPU.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from time import perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(1, str(Path(__file__).parent.parent / "peers"))
 import report
 from by_turns import milliseconds
+from turns import turn
 
 from specengine.core.config import (
     EngineConfig,
@@ -39,6 +43,7 @@ from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.runner.fallbacks import GraphStats
+from specengine.runner.loader.loaded_model import LoadedModel
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 WHOLE = {"cuda_graph_bs": (1,)}  # graphs of decode steps are not what is measured
@@ -50,12 +55,16 @@ MODES: dict[str, dict[str, Any]] = {
     "piecewise, inductor": PIECES | {"piecewise_compiler": "inductor"},
 }
 REPEATS = 9
+NEARLY_ALL = 0.95  # of the card's memory: what others have on it counts
 
 
-def config_of(model: str, mode: str) -> EngineConfig:
+def config_of(model: str, mode: str, fraction: float | None = None) -> EngineConfig:
+    memory = MemoryConfig(
+        max_total_tokens=16384, disable_radix_cache=True, mem_fraction_static=fraction
+    )
     return EngineConfig(
         model=ModelConfig(model=model, load_format="dummy", context_length=8192),
-        memory=MemoryConfig(max_total_tokens=16384, disable_radix_cache=True),
+        memory=memory,
         schedule=ScheduleConfig(max_running_requests=8),
         graph=GraphConfig(**MODES[mode]),
     )
@@ -74,25 +83,35 @@ def first_tokens(
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for model in given.models:
-        loaded = load(config_of(model, "none"), Phases())
-        for mode in given.modes:
-            start = perf_counter()
-            engine = build_engine(config_of(model, mode), loaded, Phases())
-            row: dict[str, Any] = {"model": model, "mode": mode, "start, s": perf_counter() - start}
-            found = first_tokens(engine, loaded.model.vocab_size, given.lengths)
-            row |= {str(length): spent for length, spent in found}
-            rows.append(row)
-            print(row, engine.stats().graphs.get("piecewise"), flush=True)
-            del engine, found
+    loaded: LoadedModel | None = load(config_of(given.models[0], "none"), Phases())
+    with turn(given.turns):
+        for model in given.models:
+            loaded = loaded or load(config_of(model, "none"), Phases())
+            rows += measure_modes(given, model, loaded)
+            loaded = None
             gc.collect()
-        del loaded
-        gc.collect()
     return rows
 
 
-def start_once(model: str, mode: str) -> None:
-    """In a process of its own: prints seconds by phase, and pieces compiled and loaded."""
+def measure_modes(
+    given: argparse.Namespace, model: str, loaded: LoadedModel
+) -> Iterator[dict[str, Any]]:
+    for mode in given.modes:
+        config = config_of(model, mode, NEARLY_ALL if given.turns else None)
+        start = perf_counter()
+        engine = build_engine(config, loaded, Phases())
+        row: dict[str, Any] = {"model": model, "mode": mode, "start, s": perf_counter() - start}
+        found = first_tokens(engine, loaded.model.vocab_size, given.lengths)
+        row |= {str(length): spent for length, spent in found}
+        print(row, engine.stats().graphs.get("piecewise"), flush=True)
+        yield row
+        del engine, found
+        gc.collect()
+
+
+def start_once(model: str, mode: str, lengths: Sequence[int]) -> None:
+    """In a process of its own: prints seconds by phase, pieces compiled and loaded, and
+    milliseconds to the first token."""
     phases, begin = Phases(), perf_counter()
     loaded = load(config_of(model, mode), phases)
     engine = build_engine(config_of(model, mode), loaded, phases)
@@ -102,16 +121,19 @@ def start_once(model: str, mode: str) -> None:
         made = pieces.compiled
         row |= {"compiled": made.compiled, "loaded": made.loaded, "trace": pieces.seconds}
         row["captured"] = GraphStats.of(pieces.counters).captures
+    found = first_tokens(engine, loaded.model.vocab_size, lengths)
+    row |= {f"{length} tokens, ms": spent for length, spent in found}
     print("START " + json.dumps(row), flush=True)
 
 
-def start_up(model: str) -> list[dict[str, Any]]:
+def start_up(model: str, lengths: Sequence[int]) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         kept = {name: f"{folder}/{name}" for name in ("SPECENGINE_CACHE_DIR",)}
         kept |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/t"}
         for when in ("cold", "warm"):
             command = [sys.executable, __file__, "--once", model]
+            command += ["--lengths", *map(str, lengths)]
             output = subprocess.run(
                 command, env={**os.environ, **kept}, check=True, text=True, stdout=subprocess.PIPE
             ).stdout
@@ -126,15 +148,19 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
     parser.add_argument("--lengths", nargs="+", type=int, default=[*LENGTHS], help="up to 8191")
+    parser.add_argument(
+        "--turns", type=Path, metavar="FOLDER", help="start beside others, be measured alone"
+    )
     parser.add_argument("--start-up", action="store_true")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.once:
-        start_once(given.models[0], "piecewise, inductor")
+        start_once(given.models[0], "piecewise, inductor", given.lengths)
     elif given.start_up:
-        rows = [row for model in given.models for row in start_up(model)]
+        rows = [row for model in given.models for row in start_up(model, given.lengths)]
         title = "Start-up with compiled pieces, caches empty and filled"
-        print(report.write("prefill-modes", "start-up", title, rows, "Seconds."))
+        notes = "Seconds; of prompts, milliseconds to the first token, medians of six."
+        print(report.write("prefill-modes", "start-up", title, rows, notes))
     else:
         title = "Time to the first token by the prompt's length and --cuda-graph-mode"
         notes = "Milliseconds, medians of six; columns are lengths of prompts in tokens."

@@ -1,9 +1,10 @@
-"""Engines that run on one checkpoint, one after another."""
+"""Engines that run on one checkpoint, one at a time."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.jobs.plan import read_plan
+from benchmarks.jobs.check import problem_of
+from benchmarks.jobs.plan import Job, read_plan
 from benchmarks.jobs.processes import processes_with
 from tests.support.families import small_config
 from tests.test_layering import ROOT
@@ -51,7 +53,7 @@ def test_engines_run_on_one_checkpoint_and_a_failed_peer_loses_no_other(
     place.mkdir()
     options = ["--batch-sizes", "1", "4", "--repeats", "1", "--new-tokens", "6"]
     peers = ["--sglang", str(peer), "--vllm", str(peer), "--eagle3", "vllm"]
-    given = [shape, "--out", str(out), "--folder", str(place), *peers, *options]
+    given = [shape, "--out", str(out), "--folder", str(place), *peers, *options, "--at-once", "3"]
     assert script.main(given) == 1
     assert "failed: sglang\n" in capfd.readouterr().out
     assert {one.name for one in out.glob("*.json")} == {
@@ -93,6 +95,36 @@ def test_mtp_layer_and_random_draft_are_given_to_this_engine(
     (layered, _) = script.own_runs(args, tmp_path / "model", tmp_path / "mtp")
     assert f"MTP --speculative-draft-model-path {tmp_path}/mtp " in " ".join(layered.command)
     assert "--random-draft" not in layered.command
+
+
+def test_ranks_and_memory_are_given_to_every_engine_and_eagle3_of_peers_comes_last(
+    script: ModuleType, shape: str, tmp_path: Path
+) -> None:
+    peers = ["--sglang", "/sglang", "--vllm", "/vllm", "--eagle3", "sglang", "vllm"]
+    ranks = ["--tp-size", "2", "--at-once", "3", "--tokens", "4096"]
+    args = script.parse_args([shape, "--out", str(tmp_path), *peers, *ranks])
+    args.fields, args.draft_vocab = script.fields_of(shape), 320
+    runs = script.runs(args, tmp_path / "model", None)
+    names = ["specengine", "sglang", "vllm", "sglang-eagle3", "vllm-eagle3"]
+    assert [one.name for one in runs] == names  # experts of a layer are counted on one card
+    own, sglang, vllm, *_ = (" ".join(one.command) for one in runs)
+    for command in (own, sglang, vllm):
+        assert "--tp-size 2" in command
+    assert "--mem-fraction-static 0.98 --max-total-tokens 4096" in own
+    assert "max_total_tokens=4096" in sglang
+    assert "kv_cache_memory_bytes=" in vllm
+
+
+@pytest.mark.parametrize("at_once", ["1", "2"])
+def test_our_commands_are_understood(
+    script: ModuleType, shape: str, tmp_path: Path, at_once: str
+) -> None:
+    args = script.parse_args([shape, "--out", str(tmp_path), "--at-once", at_once])
+    args.fields, args.draft_vocab = script.fields_of(shape), 320
+    for one in script.own_runs(args, tmp_path / "model", None):
+        path = str(Path(one.command[1]).relative_to(ROOT))
+        words = ["python", path, *one.command[2:], "--turns", "folder"]
+        assert problem_of(Job(one.name, shlex.join(words), 1), ROOT) is None
 
 
 def test_missing_room_is_refused_before_work(

@@ -81,10 +81,27 @@ def test_waves_follow_each_other_and_plain_runs_come_first(
     assert "EAGLE3" in (out / "vllm-eagle3.json").read_text()
 
 
-def test_those_that_do_not_end_are_ended_at_the_limit(
+def test_one_that_is_late_is_ended_before_others_are_measured(
     script: ModuleType, tmp_path: Path, peer: str
 ) -> None:
     never = script.Run("never", ["sleep", "60"])
-    named = script.Run("vllm", [peer, "vllm", "--json", str(tmp_path / "vllm.json")])
-    assert script.run_together([never, named], tmp_path, 2, 4) == ["never"]
-    assert (tmp_path / "vllm.json").exists()  # it waited for the other no longer than 2 seconds
+    wrapped = [
+        "sh",
+        "-c",
+        f'"{peer}" "$@"; exit $?',
+        "peer",
+        "vllm",
+    ]  # no exec: a child of the shell
+    named = script.Run("vllm", [*wrapped, "--json", str(tmp_path / "vllm.json")])
+    assert script.run_together([never, named], tmp_path, 2, 60) == ["never"]
+    assert (tmp_path / "vllm.json").exists()
+
+
+def test_one_that_does_not_end_is_ended_at_the_limit(
+    script: ModuleType, tmp_path: Path, peer: str
+) -> None:
+    program = f"import sys, time; sys.path.insert(0, {str(ROOT / 'benchmarks/peers')!r})\n"
+    program += "from pathlib import Path; from turns import turn\n"
+    program += "with turn(Path(sys.argv[-1])): time.sleep(60)"
+    stuck = script.Run("stuck", [sys.executable, "-c", program])
+    assert script.run_together([stuck], tmp_path, 2, 3) == ["stuck"]

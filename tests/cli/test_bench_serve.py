@@ -59,6 +59,8 @@ def test_kinds_of_prompts(tmp_path: Path) -> None:
     [
         (["--concurrency", "0"], "--concurrency 0: must be at least 1"),
         (["--request-rate", "0"], "--request-rate: must be above 0"),
+        (["--num-prompts", "0"], "--num-prompts 0: must be at least 1"),
+        (["--num-prompts", "4", "8"], "--num-prompts has 2 numbers for 3 points"),
         (["--max-concurrency", "2"], "goes with --request-rate"),
         (["--slo", "itl=3"], "--slo 'itl=3'"),
         (["--slo", "ttft=fast"], "--slo 'ttft=fast'"),

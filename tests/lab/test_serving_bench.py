@@ -30,7 +30,7 @@ ASKED = Requests(prompt_len=5, output_len=4, vocab_size=50)
 
 def bench(canned: Canned, *loads: Load, requests: Requests = ASKED, **more: Any) -> Report:
     with canned_server(canned) as url:
-        options = {"num_requests": 4, "num_warmup": 0, "has_details": True, **more}
+        options = {"num_requests": (4,), "num_warmup": 0, "has_details": True, **more}
         plan = Plan(Server.at(url, None), loads or (Load(2),), requests, **options)
         return ServingBench(plan, lambda report: None).run()
 
@@ -92,7 +92,7 @@ def test_an_answer_is_read_however_it_is_cut(canned: Canned) -> None:
 
 def test_connections_are_used_again() -> None:
     canned = Canned()
-    bench(canned, Load(2), num_requests=10)
+    bench(canned, Load(2), num_requests=(10,))
     assert (len(canned.bodies), canned.num_connections) == (10, 2 + 3)  # models, metrics twice
 
 
@@ -148,7 +148,7 @@ def test_answers_that_do_not_end_well(canned: Canned, error: str) -> None:
 
 def test_a_closed_loop_keeps_its_concurrency_over_clients() -> None:
     canned = Canned(meets=5)
-    report = bench(canned, Load(5), num_requests=20, num_clients=2)
+    report = bench(canned, Load(5), num_requests=(20,), num_clients=2)
     assert canned.most_running == 5
     assert (report.points[0].num_clients, report.points[0].num_finished) == (2, 20)
     assert [one["number"] for one in report.details[0]] == list(range(20))
@@ -162,7 +162,7 @@ def test_a_rate_sends_at_the_times_that_it_drew() -> None:
 
     def are_in_time() -> bool:
         canned = Canned()
-        report = bench(canned, load, num_requests=20, num_clients=1)
+        report = bench(canned, load, num_requests=(20,), num_clients=1)
         assert report.points[0].num_finished == 20
         sent = [one["sent"] - report.details[0][0]["due"] for one in report.details[0]]
         assert all(at > due - 0.002 for at, due in zip(sent, drawn, strict=True))
@@ -174,7 +174,7 @@ def test_a_rate_sends_at_the_times_that_it_drew() -> None:
 
 def test_a_rate_may_be_bounded() -> None:
     canned = Canned(meets=3, gap=0.01)
-    only_point(canned, Load(3, float("inf")), num_requests=12)
+    only_point(canned, Load(3, float("inf")), num_requests=(12,))
     assert canned.most_running == 3
 
 
@@ -193,7 +193,7 @@ def test_requests_that_are_random_differ_and_come_again_with_the_seed() -> None:
 def test_what_a_request_asks_for() -> None:
     canned = Canned()
     asked = replace(ASKED, extra={"top_k": 3, "temperature": 0.5})
-    bench(canned, requests=asked, num_requests=1, model="m")
+    bench(canned, requests=asked, num_requests=(1,), model="m")
     body = canned.bodies[0]
     del body["prompt"]
     assert body == {
@@ -205,6 +205,14 @@ def test_what_a_request_asks_for() -> None:
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
+
+
+def test_each_load_has_its_own_number_of_requests() -> None:
+    loads = (Load(1), Load(2), Load(None, float("inf")))
+    points = bench(Canned(), *loads, num_requests=(2, 5, 3)).points
+    assert [one.num_finished for one in points] == [2, 5, 3]
+    points = bench(Canned(), *loads[:2], num_requests=()).points
+    assert [one.num_finished for one in points] == [8, 8]
 
 
 def test_warm_up_is_not_counted() -> None:
@@ -242,7 +250,7 @@ def test_api_key_is_sent() -> None:
     canned = Canned()
     with canned_server(canned) as url:
         plan = Plan(
-            Server.at(url + "/v1/", "secret"), (Load(1),), ASKED, num_requests=1, num_warmup=0
+            Server.at(url + "/v1/", "secret"), (Load(1),), ASKED, num_requests=(1,), num_warmup=0
         )
         ServingBench(plan, lambda report: None).run()
     assert "\r\nAuthorization: Bearer secret\r\n" in canned.heads[0]

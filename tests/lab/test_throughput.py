@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -228,6 +231,35 @@ def test_a_random_draft_beside_plain_decoding(
     assert {"load weights", "load draft model", "allocate memory"} <= drafted.startup.phases.keys()
     assert drafted.startup.phases["find model"] > 0.2, "whatever the first to look for it pays"
     json.loads(report.to_json())
+
+
+def test_engines_take_memory_and_are_measured_within_the_turn(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are loaded before."""
+    events: list[str] = []
+    place = "specengine.lab.throughput.run"
+
+    def told(name: str) -> Callable[..., Any]:
+        real = getattr(import_module(place), name)
+
+        def call(*given: Any) -> Any:
+            events.append(name)
+            return real(*given)
+
+        return call
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    for name in ("load", "build_engine"):
+        monkeypatch.setattr(f"{place}.{name}", told(name))
+    asked = plan(small_models["llama"], copy=1e9)
+    ThroughputBench(asked, lambda report: events.append("point"), turn()).run()
+    assert events == ["load", "begins", "build_engine", "point", "point", "ends"]
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,10 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-prompts",
         type=int,
+        nargs="+",
         metavar="N",
-        help="requests a point (default: 4 for each at once, 8 at least; 30 s of a rate)",
+        help="requests a point, one number for all or one a point (default: 4 for each at once, 8 "
+        "at least; 30 s of a rate)",
     )
     group.add_argument(
         "--warmup",
@@ -190,13 +192,19 @@ def plan_of(args: argparse.Namespace) -> Plan:
     from specengine.lab.serving.run import Plan
     from specengine.lab.serving.told import Server
 
+    loads, counts = _loads(args), tuple(args.num_prompts or ())
+    if len(counts) not in (0, 1, len(loads)):
+        raise ConfigError(
+            f"--num-prompts has {len(counts)} numbers for {len(loads)} points: give one for all, "
+            "or one a point, those of --concurrency first"
+        )
     return Plan(
         server=Server.at(args.base_url, args.api_key or os.environ.get(KEY_VARIABLE)),
-        loads=_loads(args),
+        loads=loads,
         requests=_requests(args),
         model=args.served_model,
         label=args.label,
-        num_requests=args.num_prompts,
+        num_requests=counts,
         num_warmup=args.warmup,
         num_clients=args.clients,
         slo=read_slo(args.slo),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,7 +118,8 @@ def add_output_arguments(group: argparse._ArgumentGroup, name: str) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, turn: AbstractContextManager[None] | None = None) -> int:
+    """turn: of ThroughputBench."""
     plan = plan_of(args)
     set_up_logging(plan.config.server.log_level)
     from specengine.cli.bench.tables import show_sheets
@@ -129,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
     output = Output(args.json, args.out, args.name)
     output.check()
-    report = ThroughputBench(plan, output.write).run()
+    report = ThroughputBench(plan, output.write, turn).run()
     tables = list(sheets(report))
     show_sheets(report.title, environment_line(report.environment), tables)
     for path in output.finish(report, tables, partial(draw, report), settings_lines(report)):

@@ -26,21 +26,27 @@ Keep = Callable[[Report], object]  # told of all that is there so far
 
 @dataclass(frozen=True)
 class Plan:
-    """num_requests, num_warmup, num_clients: of each point; None leaves it to the load. timeout:
-    seconds a request may take. pause: seconds before each point."""
+    """num_requests: of each load, or one number for all; none leaves it to the loads. num_warmup,
+    num_clients: of each point; None leaves it to the load. timeout: seconds a request may take."""
 
     server: Server
     loads: tuple[Load, ...]
     requests: Requests
     model: str | None = None
     label: str = "a server"
-    num_requests: int | None = None
+    num_requests: tuple[int, ...] = ()
     num_warmup: int | None = None
     num_clients: int | None = None
     slo: dict[str, float] | None = None
     percentiles: tuple[float, ...] = (50, 90, 99)
     timeout: float = 600.0
     has_details: bool = False
+
+    def requests_of(self, place: int) -> int:
+        """Of the load at this place of `loads`."""
+        if not self.num_requests:
+            return self.loads[place].default_requests
+        return self.num_requests[place if len(self.num_requests) > 1 else 0]
 
 
 class ServingBench:
@@ -53,17 +59,16 @@ class ServingBench:
 
     def run(self) -> Report:
         report = self._report()
-        for load in self.plan.loads:
-            point, outcomes = self._measure(load)
+        for place, load in enumerate(self.plan.loads):
+            point, outcomes = self._measure(load, self.plan.requests_of(place))
             report.points.append(point)
             if self.plan.has_details:
                 report.details.append([_detail(one) for one in outcomes])
             self.keep(report)
         return report
 
-    def _measure(self, load: Load) -> tuple[Point, list[Outcome]]:
+    def _measure(self, load: Load, count: int) -> tuple[Point, list[Outcome]]:
         self._warm_up(load)
-        count = self.plan.num_requests or load.default_requests
         before = self.plan.server.spec_counts()
         with progress(load.name, count) as tell:
             reports = self._send(load, load.name, count, tell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from time import perf_counter
 
@@ -37,11 +37,17 @@ Keep = Callable[[Report], object]  # told of all that is there so far
 
 class ThroughputBench:
     """Raises ConfigError, ModelLoadError or OutOfMemoryError where an engine cannot be built, and
-    SpecEngineError where a batch does not come through whole."""
+    SpecEngineError where a batch does not come through whole.
 
-    def __init__(self, plan: Plan, keep: Keep) -> None:
+    turn: entered when the weights are loaded, before the engines take memory; left when all is
+    measured. Entering it may wait for other programs that use the device."""
+
+    def __init__(
+        self, plan: Plan, keep: Keep, turn: AbstractContextManager[None] | None = None
+    ) -> None:
         self.plan = plan
         self.keep = keep
+        self.turn = nullcontext() if turn is None else turn
 
     def run(self) -> Report:
         with ExitStack() as stack:
@@ -52,9 +58,18 @@ class ThroughputBench:
 
     def _run(self, config: EngineConfig, phases: Phases, begun: float | None) -> Report:
         """begun: seconds of the process so far, but for those that making a draft took."""
-        work, start = self.plan.workload, perf_counter()
+        start = perf_counter()
         loaded = load(config, phases, start_ranks(config, phases))
-        check_length(work, loaded)
+        check_length(self.plan.workload, loaded)
+        begun = None if begun is None else begun + perf_counter() - start
+        with self.turn:
+            return self._measured(config, loaded, phases, begun)
+
+    def _measured(
+        self, config: EngineConfig, loaded: LoadedModel, phases: Phases, begun: float | None
+    ) -> Report:
+        """begun: seconds of the process until the weights were loaded."""
+        start = perf_counter()
         engines = {_name(config.spec): build_engine(config, loaded, phases)}
         whole = None if begun is None else begun + perf_counter() - start
         startups = [Startup(phases.total, phases.seconds, whole)]
