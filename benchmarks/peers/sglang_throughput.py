@@ -20,6 +20,10 @@ from common import EAGLE3, LEAST_CONTEXT, Generate, Model, Outcome, Spec, Worklo
 _FORCED_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 _LARGEST_GRAPH = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _DRAFT_FORMAT = "speculative_draft_load_format"
+_PREFILL_GRAPHS = "cuda_graph_bs_prefill"
+# Tokens of its graphs for prompts, up to those of a measured batch: its own list has fifty sizes up
+# to 4,096, whose capture takes minutes with experts.
+_PREFILLS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096)
 
 
 def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str, Any]]:
@@ -34,6 +38,8 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
     speculative = _speculative(spec)
     if _DRAFT_FORMAT not in known:
         speculative.pop(_DRAFT_FORMAT, None)
+    most = max(work.batch_sizes) * work.prompt_len
+    prefills = [one for one in _PREFILLS if one <= 1.5 * most] or [_PREFILLS[0]]
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "attention_backend": "triton",
@@ -41,6 +47,7 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
         "tp_size": model.tp_size,
         "max_running_requests": max(work.batch_sizes),
         largest_graph: max(work.batch_sizes),
+        **({_PREFILL_GRAPHS: prefills} if _PREFILL_GRAPHS in known else {}),
         "disable_radix_cache": True,
         "skip_tokenizer_init": True,
         **({"load_format": "dummy"} if model.is_shape else {}),
