@@ -45,6 +45,16 @@ def has_dependent_launch(x: Tensor) -> bool:
     return x.is_cuda and _is_hopper(x.device.index or 0)
 
 
+@cache
+def _has_warpgroups(device_index: int) -> bool:
+    return torch.cuda.get_device_capability(device_index) == (9, 0)
+
+
+def has_warpgroups(x: Tensor) -> bool:
+    """Whether x's device multiplies by four warps together (wgmma): Hopper, and none after it."""
+    return x.is_cuda and _has_warpgroups(x.device.index or 0)
+
+
 class _Device:
     is_shared = False
 

@@ -3,10 +3,11 @@
     python -m benchmarks.kernels.fp8_products [--json FILE] [--no-sweep]
 
 Products of codes are compared with float64, and each row with itself beside other rows, bit for
-bit; what norms and the activation round, with what the product would. Then each tile at each layer
-of an 8B, its inputs rounded before it, in a captured graph over copies of the weight that exceed
-the L2 cache; then all products of a layer with the norms and the activation between them, over the
-weights of several layers. Takes about a minute on an H200.
+bit; those in CUDA C++ with Triton's of as many splits; what norms and the activation round, with
+what the product would. Then each tile at each layer of an 8B, its inputs rounded before it, in a
+captured graph over copies of the weight that exceed the L2 cache; then all products of a layer with
+the norms and the activation between them, over the weights of several layers, a norm of the queries
+in attention's place. Graphs are replayed in turns. Takes about a minute on an H200.
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.quantised import L2_BYTES, SHAPES, draw, expected, graph_us, scaled_mm
-from specengine.kernels.linear import activation_triton, fp8_linear_triton, norm_triton
+from benchmarks.kernels.quantised import L2_BYTES, SHAPES, draw, expected, scaled_mm
+from specengine.kernels.linear import (
+    activation_triton,
+    fp8_linear_cuda,
+    fp8_linear_triton,
+    norm_triton,
+)
 from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
+from specengine.kernels.linear.fp8_linear_cuda import RowsTile
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 from specengine.kernels.linear.split_sum_triton import Tile
@@ -43,7 +50,10 @@ PROGRAMS = (
     *((128, 256, 8, stages) for stages in (2, 3)),
 )
 TILES = [Tile(o, c, splits, w, st) for (o, c, w, st), splits in product(PROGRAMS, (1, 2, 4))]
+ROWS_TILES = [RowsTile(splits, slots) for splits, slots in product((1, 2, 4), (3, 4, 5, 6, 8, 11))]
+TURNS = 12
 
+AnyTile = Tile | RowsTile
 Layer = dict[str, Fp8Weight]
 
 
@@ -73,21 +83,53 @@ def check_rounding() -> bool:
     return same
 
 
-def check(tile: Tile | None, weight: Fp8Weight, x: Tensor, truth: Tensor) -> dict[str, Any]:
-    """Largest error of a row beside its largest value, and whether a row alone is itself."""
-    worst, same = 0.0, True
-    for rows in (1, 5, 16, 64):
-        out = fp8_linear_triton.fp8_linear(x[:rows], weight, None, tile)
+def tiled(tile: AnyTile | None, x: Tensor, weight: Fp8Weight) -> Tensor:
+    if not isinstance(tile, RowsTile):
+        return fp8_linear_triton.fp8_linear(x, weight, None, tile)
+    codes, scale = quantise_rows(x, Fp8Input())
+    return fp8_linear_cuda.fp8_linear(codes, scale, weight, None, x.dtype, tile)
+
+
+def check(tile: AnyTile | None, weight: Fp8Weight, x: Tensor, truth: Tensor) -> dict[str, Any]:
+    """Largest error of a row beside its largest value, whether a row alone is itself, and whether
+    rows are Triton's."""
+    worst, same, like_triton = 0.0, True, True
+    for rows in (1, 5, 8) if isinstance(tile, RowsTile) else (1, 5, 16, 64):
+        out = tiled(tile, x[:rows], weight)
         error = (out.double() - truth[:rows]).abs().amax(1) / truth[:rows].abs().amax(1)
         worst = max(worst, float(error.max()))
         for row in {0, rows // 2, rows - 1}:
-            alone = fp8_linear_triton.fp8_linear(x[row : row + 1], weight, None, tile)
+            alone = tiled(tile, x[row : row + 1], weight)
             same = same and torch.equal(alone[0], out[row])
-    return {"tile": str(tile), "error": worst, "row alone equal": same}
+        if isinstance(tile, RowsTile):
+            like = tiled(Tile(64, 256, tile.splits, 4, 3), x[:rows], weight)
+            like_triton = like_triton and torch.equal(like, out)
+    found = {"tile": str(tile), "error": worst, "row alone equal": same}
+    return found | ({"bits of Triton": like_triton} if isinstance(tile, RowsTile) else {})
 
 
-def tiled(tile: Tile, x: Tensor, weight: Fp8Weight) -> Tensor:
-    return fp8_linear_triton.fp8_linear(x, weight, None, tile)
+def captured(call: Callable[[Any], Tensor], weights: Sequence[Any]) -> torch.cuda.CUDAGraph:
+    call(weights[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            call(weight)
+    return graph
+
+
+def in_turns(graphs: dict[str, torch.cuda.CUDAGraph], calls: int) -> dict[str, float]:
+    """Microseconds a call: medians of replays, each graph once a turn."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(TURNS):
+        for name, graph in graphs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1000 / calls)
+    return {name: sorted(one)[len(one) // 2] for name, one in times.items()}
 
 
 def sweep() -> list[dict[str, Any]]:
@@ -95,10 +137,11 @@ def sweep() -> list[dict[str, Any]]:
     for shape, size in SHAPES.items():
         weights = [made(size) for _ in range(max(2, -(-L2_BYTES // (size[0] * size[1]))))]
         for rows in SWEPT_ROWS:
-            x, times = draw(rows, size[1]), dict[str, float]()
-            for tile in TILES:
-                times[str(tile)] = graph_us(partial(tiled, tile, x), weights)
-            times["scaled_mm"] = graph_us(partial(scaled_mm, x), weights)
+            x = draw(rows, size[1])
+            tiles = [*TILES, *(ROWS_TILES if rows <= fp8_linear_cuda.ROWS else ())]
+            graphs = {str(tile): captured(partial(tiled, tile, x), weights) for tile in tiles}
+            graphs["scaled_mm"] = captured(partial(scaled_mm, x), weights)
+            times = in_turns(graphs, len(weights))
             where = {"shape": shape, "rows": rows}
             found += [where | {"call": name, "us": us} for name, us in times.items()]
             best = sorted((us, name) for name, us in times.items())[:4]
@@ -115,12 +158,12 @@ def layer_chain(
     rounds: bool,
     layers: Sequence[Layer],
 ) -> Tensor:
-    """All of the layers but attention, in whose place the queries stand. rounds: norms and the
-    activation round what the products read."""
+    """All of the layers but attention, in whose place a norm of the queries stands. rounds: norms
+    and the activation round what the products read."""
     for layer in layers:
         normed, stream = norm_triton.fused_add_rms_norm(hidden, stream, gain, EPS, rounds)
-        heads = multiply(normed, layer["qkv"])[:, : SHAPES["o"][1]].contiguous()
-        hidden = multiply(heads, layer["o"])
+        heads = multiply(normed, layer["qkv"])[:, : SHAPES["o"][1]]
+        hidden = multiply(norm_triton.rms_norm(heads, gain, EPS), layer["o"])
         normed, stream = norm_triton.fused_add_rms_norm(hidden, stream, gain, EPS, rounds)
         inner = activation_triton.act_and_mul(multiply(normed, layer["gate_up"]), "silu", rounds)
         hidden = multiply(inner, layer["down"])
@@ -140,24 +183,31 @@ def chains() -> list[dict[str, Any]]:
     found = []
     for rows in ROWS:
         given = draw(rows, SHAPES["o"][0]), draw(rows, SHAPES["o"][0]), gain
-        us = {}
-        for name, multiply in {"chosen": fp8_linear, "scaled_mm": by_scaled_mm}.items():
-            for rounds, told in ((False, ""), (True, ", rounded by norms")):
-                run = partial(layer_chain, multiply, *given, rounds)
-                us[name + told] = graph_us(run, [layers]) / LAYERS
+        ways = {
+            "chosen": fp8_linear,
+            "Triton": partial(fp8_linear_triton.fp8_linear, bias=None),
+            "scaled_mm": by_scaled_mm,
+        }
+        graphs = {
+            name + told: captured(partial(layer_chain, multiply, *given, rounds), [layers])
+            for name, multiply in ways.items()
+            for rounds, told in ((False, ""), (True, ", rounded by norms"))
+        }
+        us = in_turns(graphs, LAYERS)
         told = ", ".join(f"{name} {one:.1f} ({read / one / 1e6:.2f})" for name, one in us.items())
         print(f"layer without attention, {rows} rows, us (TB/s): {told}")
         found.append({"rows": rows, **us})
     return found
 
 
-def compile_all(tiles: Sequence[Tile | None]) -> None:
+def compile_all(tiles: Sequence[AnyTile | None]) -> None:
     """On all cores, before anything is timed."""
     size = SHAPES["o"]
     weight = made(size)
     with precompile():
         for rows, tile in product((1, 64), tiles):
-            fp8_linear_triton.fp8_linear(draw(rows, size[1]), weight, None, tile)
+            if rows == 1 or not isinstance(tile, RowsTile):
+                tiled(tile, draw(rows, size[1]), weight)
 
 
 def main() -> None:
@@ -166,7 +216,8 @@ def main() -> None:
     parser.add_argument("--no-sweep", action="store_true", help="time the chosen tiles alone")
     args = parser.parse_args()
     torch.manual_seed(0)
-    tiles = [None, *(() if args.no_sweep else TILES)]
+    chosen = [fp8_linear_cuda.tile_for(*size) for size in SHAPES.values()]
+    tiles: list[AnyTile | None] = [None, *chosen, *(() if args.no_sweep else (*TILES, *ROWS_TILES))]
     compile_all(tiles)
     same = check_rounding()
     print("norms and the activation round as the product would:", same)
@@ -177,6 +228,7 @@ def main() -> None:
         print(one)
     assert same, "a row is rounded otherwise"
     assert all(one["error"] < 0.01 and one["row alone equal"] for one in checks), "a tile is wrong"
+    assert all(one.get("bits of Triton", True) for one in checks), "a row has other bits"
     swept = [] if args.no_sweep else sweep()
     layers = chains()
     if args.json is not None:

@@ -109,7 +109,12 @@ def _binary(source: Path, defines: tuple[tuple[str, int], ...], device: int) -> 
     """Machine code, kept in the cache directory (SPECENGINE_CACHE_DIR) under a name that source,
     headers beside it, options and architecture decide."""
     major, minor = torch.cuda.get_device_capability(device)
-    options = [f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in defines)]
+    # Hopper's products of four warps exist under a name of their own.
+    special = "a" if (major, minor) == (9, 0) else ""
+    options = [
+        f"--gpu-architecture=sm_{major}{minor}{special}",
+        *(f"-D{k}={v}" for k, v in defines),
+    ]
     text = source.read_text()
     headers = {path.name: path.read_text() for path in sorted(source.parent.glob("*.cuh"))}
     parts = [text, *headers.values(), *options]

@@ -10,10 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
-from specengine.kernels.linear.round_triton import room_for, store_rounded
+from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import put_beside
 
 _BLOCK = 1024
@@ -45,9 +44,7 @@ def _act_and_mul_kernel(
     BLOCK: tl.constexpr,
 ):
     if DEPENDENT:
-        # In this order: what starts behind this kernel may read what was written before it.
-        gdc_wait()
-        gdc_launch_dependents()
+        wait_for_rows(ROUNDS)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width

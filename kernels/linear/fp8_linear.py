@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.linear import fp8_linear_ref
+from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_ref
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 
@@ -21,11 +21,16 @@ def fp8_linear(
     """``round_input(x) @ w.T + bias`` with w and the rounding of x as `weight` states them.
 
     x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
-    to MAX_FEW_ROWS rows are multiplied in Triton, more by PyTorch's scaled product where scales are
+    to MAX_FEW_ROWS rows are multiplied in Triton, the first few of them in CUDA C++ where it takes
+    them (fp8_linear_cuda.py), with the same bits; more by PyTorch's scaled product where scales are
     by row, and else with a weight that is dequantised for it.
     """
     if not len(x):  # of an idle rank: the weight is not looked at
         return x.new_empty(0, weight.shape[0])
+    if backend == "cuda" or (backend == "auto" and fp8_linear_cuda.takes(x, weight)):
+        assert weight.input is not None
+        codes, scale = quantise_rows(x, weight.input)
+        return fp8_linear_cuda.fp8_linear(codes, scale, weight, bias, x.dtype)
     if not use_triton(backend, x):
         return fp8_linear_ref.fp8_linear(x, weight, bias)
     from specengine.kernels.linear import dequantise_triton, fp8_linear_triton

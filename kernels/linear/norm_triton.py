@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
-from specengine.kernels.linear.round_triton import room_for, store_rounded
+from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import put_beside
 
 
@@ -37,9 +37,7 @@ def _rms_norm_kernel(
     mask = cols < hidden
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     if DEPENDENT:
-        # In this order: what starts behind this kernel may read what was written before it.
-        gdc_wait()
-        gdc_launch_dependents()
+        wait_for_rows(ROUNDS)
     start = (row // inner) * stride_outer + (row % inner) * stride_inner
     x = tl.load(x_ptr + start + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
@@ -68,9 +66,7 @@ def _add_rms_norm_kernel(
     BLOCK: tl.constexpr,
 ):
     if DEPENDENT:
-        # In this order: what starts behind this kernel may read what was written before it.
-        gdc_wait()
-        gdc_launch_dependents()
+        wait_for_rows(ROUNDS)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden

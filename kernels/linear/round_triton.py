@@ -9,8 +9,21 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.linear.quantised import FP8
+
+
+@triton.jit
+def wait_for_rows(ROUNDS: tl.constexpr):
+    """For the kernel ahead, before its rows are read (programmatic dependent launch). Who rounds
+    them lets the kernel behind start at once: a product, which fetches its weight meanwhile."""
+    if ROUNDS:
+        gdc_launch_dependents()
+    gdc_wait()
+    if not ROUNDS:
+        # In this order: what starts behind this kernel may read what was written before it.
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -1,0 +1,99 @@
+"""Products of a few rows with FP8 codes on both sides in CUDA C++, on a GPU or on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.cuda import program
+from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_triton
+from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
+from specengine.kernels.linear.fp8_linear_cuda import ROWS, RowsTile, computes, takes, tile_for
+from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
+
+OUTS = 136  # that no block divides
+
+
+@pytest.fixture(
+    autouse=True,
+    params=[
+        pytest.param("cpu", id="emulated"),
+        pytest.param("cuda", id="cuda", marks=pytest.mark.gpu),
+    ],
+)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    torch.manual_seed(0)
+    if request.param == "cpu":
+        monkeypatch.setattr(fp8_linear_cuda, "compiled", request.getfixturevalue("emulated"))
+    elif not torch.cuda.is_available() or not program.available():
+        pytest.skip("no CUDA device, or cuda-bindings is not installed")
+    return torch.device(request.param)
+
+
+def draw(place: torch.device, rows: int, columns: int) -> tuple[Tensor, Fp8Weight]:
+    dense = torch.randn(OUTS, columns, device=place)
+    return torch.randn(rows, columns, device=place).bfloat16(), Fp8Weight.of(dense)
+
+
+def expected(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+    codes, scale = quantise_rows(x, Fp8Input())
+    exact = (codes.double() * scale) @ weight.dequantised().double().T
+    return exact if bias is None else exact + bias
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [(1, 2576, RowsTile(1, 3)), (5, 2064, RowsTile(2, 4)), (8, 1008, RowsTile(4, 2))],
+)
+def test_rows_equal_the_reference(
+    rows: int, columns: int, tile: RowsTile, place: torch.device
+) -> None:
+    """Depths that no step divides, and more steps than shared memory holds."""
+    x, weight = draw(place, rows, columns)
+    bias = torch.randn(OUTS, device=place).bfloat16() if rows > 1 else None
+    codes, scale = quantise_rows(x, Fp8Input())
+    found = fp8_linear_cuda.fp8_linear(codes, scale, weight, bias, x.dtype, tile)
+    wanted = expected(x, weight, bias)
+    assert (found - wanted).abs().max() < 0.004 * wanted.abs().max()
+    alone = fp8_linear_cuda.fp8_linear(codes[-1:], scale[-1:], weight, bias, x.dtype, tile)
+    assert torch.equal(alone[0], found[-1])
+
+
+def test_one_scale_of_the_weight_and_one_published_for_the_rows(place: torch.device) -> None:
+    x, weight = draw(place, 3, 512)
+    published = torch.tensor([0.02], device=place)
+    weight = replace(weight, scale=weight.scale[:1], rows=OUTS, input=Fp8Input(scale=published))
+    found = fp8_linear(x, weight, backend="cuda")
+    codes = (x.float() / published).clamp(-448, 448).to(weight.codes.dtype)
+    wanted = (codes.double() * published) @ weight.dequantised().double().T
+    assert (found - wanted).abs().max() < 0.004 * wanted.abs().max()
+
+
+def test_bits_are_those_of_triton(place: torch.device) -> None:
+    if place.type == "cpu":
+        pytest.skip("a property of the processor's product")
+    x, weight = draw(place, ROWS, 4096)
+    found = fp8_linear(x, weight, backend="cuda")
+    assert torch.equal(found, fp8_linear_triton.fp8_linear(x, weight, None))
+
+
+@pytest.mark.parametrize("outs", [1024, 4096, 6144, 28672])
+def test_splits_are_those_of_triton(outs: int) -> None:
+    splits = {fp8_linear_triton.tile_for(outs, None, True, rows).splits for rows in (1, 8, 64)}
+    assert splits == {tile_for(outs, 4096).splits}
+
+
+def test_what_the_kernel_does_not_compute_is_refused() -> None:
+    x, weight = draw(torch.device("cpu"), 1, 256)
+    assert computes(x, weight)
+    assert not takes(x, weight)  # no GPU
+    assert not computes(x.float(), weight)
+    assert not computes(x, replace(weight, input=None))
+    assert not computes(x, replace(weight, input=Fp8Input(group=128)))
+    assert not computes(x, replace(weight, columns=128))
+    narrow = weight.narrow(1, 0, 248)
+    assert narrow is not None
+    assert not computes(x, narrow)
