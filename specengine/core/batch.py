@@ -20,7 +20,7 @@ from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.platform import Event, Stream
 from specengine.core.request import Req, ReqState
-from specengine.core.transfer import int64, sent
+from specengine.core.transfer import Tokens, int64, sent
 from specengine.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ScheduleBatch:
 
     reqs: list[Req]
     forward_mode: ForwardMode
-    input_ids: list[int]  # flat new tokens; for DECODE the last token of each request (its root)
+    input_ids: Tokens  # flat new tokens; for DECODE the last token of each request (its root)
     prefix_lens: list[int]  # tokens whose KV is written already
     extend_lens: list[int]  # new tokens of each request
     samples: list[bool]  # False where no token follows: an unfinished chunk, a retracted request
