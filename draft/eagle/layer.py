@@ -100,6 +100,10 @@ class EagleLayer(Module):
         [R, H] where batch.kept_rows says so. Layers above read every row of this one, so the last
         layer alone leaves rows out."""
         attention, kept_R = self.self_attn, batch.kept_rows if self.is_last else None
+        if kept_R is not None and batch.last is not None and attention.attends_last:
+            heads = attention.attend_last(positions, attended, batch)
+            residual = residual.index_select(0, kept_R)
+            return self._behind_attention(heads, residual, self._way_of(residual))
         way = self._way_of(residual)
         if way is Way.FEW_ROWS:
             qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)

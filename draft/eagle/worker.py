@@ -90,7 +90,8 @@ class EagleWorker(TreeDraftWorker):
             places = [place for place, samples in enumerate(batch.samples) if samples]
             known_B = sent(int64([run[-1] for run in tokens]), tokens_S.device)
             last_B = known_B.index_copy(0, sent(int64(places), tokens_S.device), tokens_S)
-        output = step.run(features_TF=self.features(output, None), last_B=last_B)
+        features = self.features(output, None)
+        output = step.run(features_TF=features, last_B=last_B, narrows=self._narrows(features))
         is_mixed = batch.forward_mode is ForwardMode.MIXED
         self._see_all(self._rows_of(batch.prompt_reqs) if is_mixed else step.req_pool_indices)
         self._keep_last(step, output)
@@ -140,7 +141,7 @@ class EagleWorker(TreeDraftWorker):
         """Rows past the accepted ones run along; the next round writes over what they leave."""
         step = self.runner.new_row_batch(rows, tokens_BN)
         step.features = self.features(output, None)
-        if self.narrows and step.num_tokens > _MANY_ROWS:
+        if self._narrows(step.input_ids):
             step.kept_rows = step.qo_indptr[:-1] + accepted_B
             accepted_B = torch.zeros_like(accepted_B)  # one row is left of each
         states_TH = self.runner.forward_extend(step)
@@ -154,12 +155,18 @@ class EagleWorker(TreeDraftWorker):
     ) -> None:
         """Run rows from the root's position on, and keep the state of each request's last one."""
         step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
-        self._keep_last(step, step.run(features_TF=features))
+        self._keep_last(step, step.run(features_TF=features, narrows=self._narrows(features)))
+
+    def _narrows(self, rows: Tensor) -> bool:
+        """Whether the model leaves out what nothing reads of these rows."""
+        return self.narrows and len(rows) > _MANY_ROWS
 
     def _keep_last(self, step: PreparedForward, output: LogitsOutput) -> None:
         assert output.hidden is not None
-        last_BH = output.hidden.index_select(0, step.last_rows)
-        self.states.index_copy_(0, step.req_pool_indices, last_BH)
+        last_BH, rows_B = output.hidden, step.req_pool_indices
+        if len(last_BH) > len(rows_B):  # states of all rows
+            last_BH = last_BH.index_select(0, step.last_rows)
+        self.states.index_copy_(0, rows_B, last_BH)
 
 
 def _shifted(batch: ScheduleBatch, sampled: Sequence[int | None]) -> list[list[int]]:

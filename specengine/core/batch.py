@@ -20,7 +20,7 @@ from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.platform import Event, Stream
 from specengine.core.request import Req, ReqState
-from specengine.core.transfer import int64, sent
+from specengine.core.transfer import Tokens, int64, sent
 from specengine.core.tree import Tree
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ScheduleBatch:
 
     reqs: list[Req]
     forward_mode: ForwardMode
-    input_ids: list[int]  # flat new tokens; for DECODE the last token of each request (its root)
+    input_ids: Tokens  # flat new tokens; for DECODE the last token of each request (its root)
     prefix_lens: list[int]  # tokens whose KV is written already
     extend_lens: list[int]  # new tokens of each request
     samples: list[bool]  # False where no token follows: an unfinished chunk, a retracted request
@@ -246,7 +246,6 @@ class ForwardBatch:
     attn_plan: AttnPlan | None = None  # set by init_forward_metadata
     # int64, by row of the page table: tokens before it are not attended to, by backends that can
     first_keys: Tensor | None = None
-
     state_saves: tuple[Save, ...] = ()
     prompts: PromptBatch | None = field(default=None, repr=False)  # set by what reads it first
     states: StatePool | None = None  # set by the runner, where its model keeps recurrent state
@@ -255,9 +254,10 @@ class ForwardBatch:
     feature_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
     layer_features: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
-    # int64 [R], of drafters: rows whose output is wanted. All rows leave their KV; a model that
-    # finds it worth it gives these alone (draft.eagle.model)
+    # int64 [R], of drafters: rows whose output is wanted; all leave their KV. A model may give
+    # these alone (draft.eagle.model). last: they are those of last_rows_of, which this is
     kept_rows: Tensor | None = field(default=None, repr=False)
+    last: ForwardBatch | None = field(default=None, repr=False)
 
     # SPLIT_PREFILL: carried from call to call
     split_index: int = 0  # layers done

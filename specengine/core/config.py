@@ -96,7 +96,7 @@ class ScheduleConfig(Section):
         None, "requests decoded together; default 256, CPU 32"
     )
     chunked_prefill_size: int | None = option(
-        None, "prompt tokens a forward; default 8192 on a GPU, 512 on CPU; -1 never splits"
+        None, "prompt tokens a forward; default about 8192 on a GPU, 512 on CPU; -1 never splits"
     )
     enable_mixed_chunk: bool = option(False, "let decoding requests ride along in prefill batches")
     disable_overlap_schedule: bool = option(

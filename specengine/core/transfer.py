@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specengine.core.platform import Event, platform_of
 
+Tokens = list[int] | NDArray[np.int64]
 
-def int64(values: list[int]) -> Tensor:
+
+def int64(values: Tokens) -> Tensor:
     """int64 [len(values)]. Of thousands torch.tensor takes three times as long."""
     return torch.from_numpy(np.array(values, dtype=np.int64))
 

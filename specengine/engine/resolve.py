@@ -12,6 +12,7 @@ from specengine.core.graph_config import GraphConfig
 from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import DEFAULT_SPLITTING_OPS, LOAD_QUANTIZATIONS
 from specengine.engine.spec_options import resolve_spec
+from specengine.kernels.dispatch import multiprocessors
 
 _DTYPES = {
     "float32": torch.float32,
@@ -55,7 +56,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     if dtype == "auto":
         dtype = _auto_dtype(on_gpu, config.model.quantization, model_dtype)
     rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
-    chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
+    chunk = config.schedule.chunked_prefill_size or (_chunk(device) if on_gpu else 512)
     _check_split_sizes(config.split.pdmux_min_tokens, chunk)
     # The torch backend chooses its operators by lengths that the host knows: a graph cannot.
     backend = config.model.decode_attention_backend or config.model.attention_backend
@@ -77,6 +78,13 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         graph=_resolve_graphs(config.graph, sizes, chunk, context),
         spec=resolve_spec(config.spec),
     )
+
+
+def _chunk(device: torch.device) -> int:
+    """Prompt tokens of which products fill the device evenly: its multiprocessors take tiles of 128
+    rows and 256 columns, and widths of products are mostly multiples of 512. Near 8192."""
+    rows = 64 * multiprocessors(device)
+    return rows * max(1, round(8192 / rows))
 
 
 def _check_split_sizes(least: int | None, chunk: int) -> None:

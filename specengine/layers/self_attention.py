@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.kernels.attention.types import HeadNorms
@@ -145,6 +146,31 @@ class SelfAttention(ProjectedAttention):
             q = self.temperature.scaled(q, positions)
         out = self.attn.forward(positions, q, k, v, batch, norms)
         return out * torch.sigmoid(gate) if self.has_gate else out
+
+    @property
+    def attends_last(self) -> bool:
+        """Whether `attend_last` computes what this layer is."""
+        plain_heads = self.q_norm is None and self.k_norm is None and not self.has_gate
+        return plain_heads and self.temperature is None
+
+    def attend_last(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """`attend` of batch.last alone, [T, input_size] -> [B, num_heads * head_dim]. K and V of
+        all rows are written; queries of others are not even projected, where products are plain."""
+        last, rows_B = batch.last, batch.kept_rows
+        assert last is not None
+        assert rows_B is not None
+        size, proj = self.sizes[0], self.qkv_proj
+        if proj.is_plain:
+            bias = (None, None) if proj.bias is None else (proj.bias[:size], proj.bias[size:])
+            q = F.linear(hidden.index_select(0, rows_B), proj.plain[:size], bias[0])
+            kv = F.linear(hidden, proj.plain[size:], bias[1])
+        else:
+            q, kv = torch.split(proj.forward(hidden), [size, sum(self.sizes[1:])], dim=-1)
+            q = q.index_select(0, rows_B)
+        k, v = torch.split(kv, self.sizes[1:], dim=-1)
+        self.attn.store(positions, k, v, batch)
+        k, v = torch.split(kv.index_select(0, rows_B), self.sizes[1:], dim=-1)
+        return self.attn.forward(last.positions, q, k, v, last)
 
     def _norms_of_attention(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
         """What `Attention.forward` normalises by: RMS norms of each head by itself, right before

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.forward_mode import ForwardMode
@@ -31,9 +33,7 @@ class BatchBuilder:
         reqs = [chunk.req for chunk in chunks]
         starts = [req.kv_len for req in reqs]
         ends = [chunk.req.kv_len + chunk.length for chunk in chunks]
-        input_ids: list[int] = []
-        for req, start, end in zip(reqs, starts, ends, strict=True):
-            input_ids += req.token_ids[start:end]
+        runs = [req.tokens(*span) for req, *span in zip(reqs, starts, ends, strict=True)]
         samples = [
             end == req.prefill_len and not req.output_ids
             for req, end in zip(reqs, ends, strict=True)
@@ -48,7 +48,7 @@ class BatchBuilder:
         return ScheduleBatch(
             reqs=reqs,
             forward_mode=ForwardMode.MIXED if riders else mode,
-            input_ids=input_ids + [req.last_token for req in riders],
+            input_ids=_joined([*runs, [req.last_token for req in riders]]),
             prefix_lens=starts + [req.kv_len for req in riders],
             extend_lens=[chunk.length for chunk in chunks] + [1] * len(riders),
             samples=samples + [True] * len(riders),
@@ -64,7 +64,7 @@ class BatchBuilder:
         return replace(
             batch,
             reqs=reqs,
-            input_ids=[*chain.from_iterable(runs)],
+            input_ids=_joined(runs),
             prefix_lens=[batch.prefix_lens[place] for place in kept],
             extend_lens=[batch.extend_lens[place] for place in kept],
             samples=[batch.samples[place] for place in kept],
@@ -92,3 +92,7 @@ class BatchBuilder:
             self._decode_sampling = SamplingBatch.from_reqs(reqs, self.vocab_size, self.device)
             self._decoded = reqs
         return self._decode_sampling
+
+
+def _joined(runs: Sequence[ArrayLike]) -> NDArray[np.int64]:
+    return np.concatenate([np.asarray(run, dtype=np.int64) for run in runs])

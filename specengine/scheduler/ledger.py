@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import pack
 from typing import cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 from specengine.core.errors import InvariantError
 from specengine.core.request import Req
@@ -80,14 +76,14 @@ class KVLedger:
         """As RadixCache.match_prefix, of `limit` tokens at most; with recurrent state, as far as a
         snapshot reaches, which row `row` then goes on from."""
         lookahead = self.cache.lookahead
-        slots, node = self.cache.match_prefix(req.token_ids[: limit + lookahead])
+        slots, node = self.cache.match_prefix(req.tokens(0, limit + lookahead))
         if self.snapshots is None:
             return slots, node
         known = len(slots)
         length, snapshot = self.snapshots.longest(node, known)
         req.state_branch = known
         if length < known:
-            slots, node = self.cache.match_prefix(req.token_ids[: length + lookahead])
+            slots, node = self.cache.match_prefix(req.tokens(0, length + lookahead))
         if snapshot is not None:
             self.snapshots.restore(snapshot, row)
         return slots, node
@@ -238,7 +234,7 @@ class KVLedger:
         end, node = self._final_len(req) // page_size * page_size, cast(RadixNode, req.last_node)
         if self.cache.disable or end <= start:
             return node
-        tokens = _tokens(req, start, end + self.cache.lookahead)
+        tokens = req.tokens(start, end + self.cache.lookahead)
         slots = self.rows.slots(_row(req), start, end)
         known, node = self.cache.append(node, tokens, slots)
         if len(known):
@@ -257,13 +253,6 @@ class KVLedger:
         """Free the private pages of tokens start .. end - 1; `start` is on a page boundary."""
         slots = self.rows.slots(_row(req), start, end)
         self.allocator.free_pages(self.allocator.pages_of(slots))
-
-
-def _tokens(req: Req, start: int, end: int) -> NDArray[np.int64]:
-    """At least one. Through bytes: of a list of ints, numpy takes four times as long."""
-    first = len(req.prompt_ids)
-    ids = req.token_ids[start:end] if start < first else req.output_ids[start - first : end - first]
-    return np.frombuffer(pack(f"{len(ids)}q", *ids), np.int64)
 
 
 def _row(req: Req) -> int:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from specengine.core.batch import ScheduleBatch
@@ -124,7 +125,7 @@ class FakeEngine:
 
     def prefill(self, batch: ScheduleBatch) -> PrefillResult:
         batch.get_model_worker_batch()
-        flat = iter(batch.input_ids)
+        flat = iter(np.asarray(batch.input_ids).tolist())
         tokens: list[int | None] = []
         for i, req in enumerate(batch.reqs):
             new = [next(flat) for _ in range(batch.extend_lens[i])]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.last_rows import last_rows_of
 from specengine.core.tree import Tree
 from specengine.runner.forward_graphs.keys import ForwardKey
 from specengine.runner.forward_graphs.outputs import copy_of, joined
@@ -41,10 +42,12 @@ class PreparedForward(Protocol):
         tokens_T: Tensor | None = None,
         features_TF: Tensor | None = None,
         last_B: Tensor | None = None,
+        narrows: bool = False,
     ) -> LogitsOutput:
         """tokens_T: None takes those of the batch. features_TF: what a drafter's model takes in
-        beside them. last_B: on the device, in place of each request's last token. The output and
-        the properties may view a graph's buffers: read them before the model's next forward."""
+        beside them. last_B: on the device, in place of each request's last token. narrows: the
+        hidden states may be those of last_rows alone. The output and the properties may view a
+        graph's buffers: read them before the model's next forward."""
         ...
 
 
@@ -73,12 +76,15 @@ class EagerForward:
         tokens_T: Tensor | None = None,
         features_TF: Tensor | None = None,
         last_B: Tensor | None = None,
+        narrows: bool = False,
     ) -> LogitsOutput:
         if tokens_T is not None:
             self.batch.input_ids = tokens_T
         if last_B is not None:
             self.batch.input_ids = self.batch.input_ids.index_copy(0, self.last_rows, last_B)
         self.batch.features = features_TF
+        if narrows and self.batch.num_tokens > self.batch.batch_size:
+            self.batch.kept_rows, self.batch.last = self.last_rows, last_rows_of(self.batch)
         return self.forward(self.batch, True)
 
 
@@ -108,6 +114,7 @@ class GraphForward:
         tokens_T: Tensor | None = None,
         features_TF: Tensor | None = None,
         last_B: Tensor | None = None,
+        narrows: bool = False,
     ) -> LogitsOutput:
         tokens = self.batch.input_ids if tokens_T is None else tokens_T
         output, self._buffers = self.graphs.replay(
@@ -144,6 +151,7 @@ class PartsForward:
         tokens_T: Tensor | None = None,
         features_TF: Tensor | None = None,
         last_B: Tensor | None = None,
+        narrows: bool = False,
     ) -> LogitsOutput:
         outputs = []
         self._rows, self._last_rows = [], []

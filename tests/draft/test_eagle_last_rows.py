@@ -1,0 +1,58 @@
+"""A prompt's pass through an EAGLE draft that computes what later rounds read, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.draft.eagle.worker import EagleWorker
+from specengine.layers.self_attention import SelfAttention
+from tests.draft.test_eagle_drafts import FORMS, make, run
+
+LONG = ["0123456789" * 9, "The quick brown fox jumps over the lazy dog. " * 2, "x"]
+
+
+def states_and_kv(form: str, target: Path, draft: Path, chunk: int) -> list[Tensor]:
+    """What the drafter has of the prompts: states of their last rows, K and V of each layer."""
+    llm = make(target, FORMS[form][0], draft, 1, chunked_prefill_size=chunk)
+    run(llm, LONG, new_tokens=1)
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, EagleWorker)
+    pool = drafter.runner.pools.token_to_kv_pool
+    layers = range(drafter.runner.model.num_layers)
+    # Slot 0 is of padding; row 0 of the states is, too.
+    kept = [one[1:] for layer in layers for one in pool.get_kv_buffer(layer)]
+    return [drafter.states[1:], *kept]
+
+
+@pytest.mark.parametrize("chunk", [-1, 100])
+@pytest.mark.parametrize(
+    "form", ["eagle", "eagle3", "eagle3.1", "speculators, three layers, one with a window"]
+)
+def test_pass_that_keeps_last_rows_leaves_the_states_and_kv_of_a_whole_one(
+    form: str,
+    chunk: int,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, calls = small_models["llama"], [0]
+    draft = FORMS[form][1](tmp_path / "draft", target)
+    attend_last = SelfAttention.attend_last
+
+    def counted(self: SelfAttention, *given: Tensor) -> Tensor:
+        calls[0] += 1
+        return attend_last(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SelfAttention, "attend_last", counted)
+    narrow = states_and_kv(form, target, draft, chunk)
+    assert calls[0] > 0
+    calls[0] = 0
+    monkeypatch.setattr(EagleWorker, "narrows", False)
+    whole = states_and_kv(form, target, draft, chunk)
+    assert calls[0] == 0
+    for one, other in zip(narrow, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
