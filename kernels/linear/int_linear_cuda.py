@@ -28,16 +28,21 @@ _ZEROS = {None: 0, torch.uint8: 1, torch.float32: 2}
 @dataclass(frozen=True)
 class FewTile:
     """Shape of a block of the kernel for few rows: outputs (in sixteens), warps that share the
-    depth, and stages of a warp whose codes are on their way."""
+    depth, stages of a warp whose codes are on their way, and whether x is loaded a stage ahead."""
 
     sixteens: int
     warps: int
     slots: int
+    ahead: bool = False
     kernel: ClassVar[str] = "int4_rows"
-    defines: ClassVar[dict[str, int]] = {}
 
     def __str__(self) -> str:
-        return f"few {16 * self.sixteens} outs {self.warps} warps {self.slots} slots"
+        ahead = " ahead" * self.ahead
+        return f"few {16 * self.sixteens} outs {self.warps} warps {self.slots} slots{ahead}"
+
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"AHEAD": int(self.ahead)}
 
     @property
     def outs(self) -> int:
@@ -109,9 +114,12 @@ def ways_of(num_outs: int, columns: int) -> int:
 
 def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
     """As swept on an H200 at layers of an 8B and a 1B, groups of 128
-    (benchmarks/kernels/int4_rows.py): of these the fastest, or up to 3% behind it."""
+    (benchmarks/kernels/int4_rows.py): of these the fastest, or up to 3% behind it. Up to 8 rows are
+    loaded ahead where a warp takes 4 stages or more; more would take too many registers."""
     is_wide = num_outs >= 16384 and num_rows > 8
-    return FewTile(4 if is_wide else 2, ways_of(num_outs, columns), 2 if num_outs >= 4096 else 4)
+    ways = ways_of(num_outs, columns)
+    ahead = num_rows <= 8 and columns >= 4 * STAGE * ways
+    return FewTile(4 if is_wide else 2, ways, 2 if num_outs >= 4096 else 4, ahead)
 
 
 def many_tile(num_outs: int, columns: int, num_rows: int) -> ManyTile:
