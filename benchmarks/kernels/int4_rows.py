@@ -46,8 +46,11 @@ SHAPES = {
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 # The order of a sum follows from the warps of the first, and from the ways of the second.
 FEW = [
-    FewTile(sixteens, warps, slots)
-    for warps, (sixteens, slots) in product((8, 16), ((1, 4), (2, 2), (2, 3), (2, 4), (4, 2)))
+    *(
+        FewTile(sixteens, warps, slots)
+        for warps, (sixteens, slots) in product((8, 16), ((1, 4), (2, 2), (2, 3), (2, 4), (4, 2)))
+    ),
+    *(FewTile(2, warps, 2, ahead=True) for warps in (8, 16)),
 ]
 MANY = [
     ManyTile(*outs, 8, blocks, 3) for outs, blocks in product(((2, 8), (2, 4), (1, 8)), (1, 4, 8))

@@ -2,7 +2,8 @@
 // w[o, k] = (code[o, k] - zero[o, k / GROUP]) scale[o, k / GROUP].
 //
 // Compile-time: those of int4.cuh, NT (tiles of 16 outputs a block), MT (tiles of 8 rows a block),
-// WARPS, SLOTS (stages of a warp whose copies are on their way), BIAS.
+// WARPS, SLOTS (stages of a warp whose copies are on their way), AHEAD (whether x is loaded a stage before
+// it is multiplied), BIAS.
 //
 // A block computes 16 NT outputs of 8 MT rows; its warps take stages of 128 columns in turn. Codes go
 // through a ring in shared memory that each warp has for itself, so that many are on their way and
@@ -21,6 +22,11 @@
 #define WIDTH (OUTS + 4)  // of a row of partial sums: so that a warp's stores spare banks
 #define TOGETHER (GROUP % 128 == 0 ? 4 : GROUP % 64 == 0 ? 2 : 1)  // chunks of one scale
 #define ALIGNED(bytes) (((bytes) + 15) / 16 * 16)
+#if AHEAD  // which takes registers: so few that 24 warps fit
+#define BOUNDS THREADS, 24 / WARPS
+#else
+#define BOUNDS THREADS
+#endif
 
 // Consecutive bytes of all outputs of the block.
 __device__ __forceinline__ void fetch_flat(u32 to, const unsigned char* from, int bytes, int most) {
@@ -28,7 +34,31 @@ __device__ __forceinline__ void fetch_flat(u32 to, const unsigned char* from, in
     copy_async(to + at, (const u16*)(from + at), max(0, min(16, most - at)));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
+// This lane's columns of a stage of x, zeros behind the last column; inputs: those of the warp's next one.
+__device__ __forceinline__ void load_stage(uint2 (&low)[CHUNKS][MT], uint2 (&high)[CHUNKS][MT],
+                                           const u16* (&inputs)[MT], int stage, int columns) {
+#pragma unroll
+  for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+      const bool exists = GROUP % STAGE == 0 || stage * STAGE + c * 32 < columns;
+      low[c][m] = exists ? load_fresh_four(inputs[m] + c * 32) : make_uint2(0, 0);
+      high[c][m] = exists ? load_fresh_four(inputs[m] + c * 32 + 16) : make_uint2(0, 0);
+    }
+#pragma unroll
+  for (int m = 0; m < MT; m++) inputs[m] += WARPS * STAGE;
+}
+
+// The pairs of columns that codes_at has.
+__device__ __forceinline__ void pairs_of_stage(u32 (&b)[CHUNKS][MT][4], uint2 (&low)[CHUNKS][MT],
+                                               uint2 (&high)[CHUNKS][MT]) {
+#pragma unroll
+  for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+    for (int m = 0; m < MT; m++) pairs_of(b[c][m], low[c][m], high[c][m]);
+}
+
+extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
     const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
     const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -70,30 +100,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
                 warp * STAGE + part * 4;
 
   float acc[NT][MT][4] = {};
+  uint2 low[CHUNKS][MT], high[CHUNKS][MT];
+  if (AHEAD && warp < stages) load_stage(low, high, inputs, warp, columns);
   int slot = 0;
 #pragma unroll 1
   for (int stage = warp; stage < stages; stage += WARPS) {
-    uint2 low[CHUNKS][MT], high[CHUNKS][MT];
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-      for (int m = 0; m < MT; m++) {
-        const bool exists = GROUP % STAGE == 0 || stage * STAGE + c * 32 < columns;
-        low[c][m] = exists ? load_fresh_four(inputs[m] + c * 32) : make_uint2(0, 0);
-        high[c][m] = exists ? load_fresh_four(inputs[m] + c * 32 + 16) : make_uint2(0, 0);
-      }
-#pragma unroll
-    for (int m = 0; m < MT; m++) inputs[m] += WARPS * STAGE;
+    u32 b[CHUNKS][MT][4];
+    if (AHEAD) pairs_of_stage(b, low, high);
+    if (!AHEAD || stage + WARPS < stages)
+      load_stage(low, high, inputs, stage + AHEAD * WARPS, columns);
     wait_for_copies_but(SLOTS - 1);
     __syncwarp();  // all lanes' copies
+    if (!AHEAD) pairs_of_stage(b, low, high);
     const unsigned char* held = shared + ring + slot * SLOT_BYTES + part * 4;
 #pragma unroll
     for (int first = 0; first < CHUNKS; first += TOGETHER) {
-      u32 b[TOGETHER][MT][4];  // the pairs of columns that codes_at has
-#pragma unroll
-      for (int c = 0; c < TOGETHER; c++)
-#pragma unroll
-        for (int m = 0; m < MT; m++) pairs_of(b[c][m], low[first + c][m], high[first + c][m]);
       float totals[MT][4] = {};
       if (ZERO == 2) {
         const u32 one = pack(1.f, 1.f);
@@ -101,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
         for (int c = 0; c < TOGETHER; c++)
 #pragma unroll
           for (int m = 0; m < MT; m++) {
-            multiply(totals[m], one, one, one, one, b[c][m][0], b[c][m][1]);
-            multiply(totals[m], one, one, one, one, b[c][m][2], b[c][m][3]);
+            multiply(totals[m], one, one, one, one, b[first + c][m][0], b[first + c][m][1]);
+            multiply(totals[m], one, one, one, one, b[first + c][m][2], b[first + c][m][3]);
           }
       }
       const int group = min((stage * STAGE + first * 32) / GROUP, groups - 1);
@@ -127,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) int4_rows(
             const u32 a2 = codes_at(w_0, h + 1, pair_0), a3 = codes_at(w_1, h + 1, pair_1);
 #pragma unroll
             for (int m = 0; m < MT; m++)
-              multiply(sums[m], a0, a1, a2, a3, b[c][m][h], b[c][m][h + 1]);
+              multiply(sums[m], a0, a1, a2, a3, b[first + c][m][h], b[first + c][m][h + 1]);
           }
         }
 #pragma unroll

@@ -17,7 +17,7 @@ from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear.quantised import INT4_CHUNK, IntWeight
 
-FEW_ROWS = 16  # up to which the kernel for few is the faster
+FEW_ROWS = 16  # up to which the kernel for few is the faster, whatever the weight
 STAGE = 128  # columns that a warp takes at a time
 
 _SOURCES = Path(__file__).parents[1] / "cuda"
@@ -28,16 +28,21 @@ _ZEROS = {None: 0, torch.uint8: 1, torch.float32: 2}
 @dataclass(frozen=True)
 class FewTile:
     """Shape of a block of the kernel for few rows: outputs (in sixteens), warps that share the
-    depth, and stages of a warp whose codes are on their way."""
+    depth, stages of a warp whose codes are on their way, and whether x is loaded a stage ahead."""
 
     sixteens: int
     warps: int
     slots: int
+    ahead: bool = False
     kernel: ClassVar[str] = "int4_rows"
-    defines: ClassVar[dict[str, int]] = {}
 
     def __str__(self) -> str:
-        return f"few {16 * self.sixteens} outs {self.warps} warps {self.slots} slots"
+        ahead = " ahead" * self.ahead
+        return f"few {16 * self.sixteens} outs {self.warps} warps {self.slots} slots{ahead}"
+
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"AHEAD": int(self.ahead)}
 
     @property
     def outs(self) -> int:
@@ -109,9 +114,12 @@ def ways_of(num_outs: int, columns: int) -> int:
 
 def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
     """As swept on an H200 at layers of an 8B and a 1B, groups of 128
-    (benchmarks/kernels/int4_rows.py): of these the fastest, or up to 3% behind it."""
+    (benchmarks/kernels/int4_rows.py): of these the fastest, or up to 3% behind it. x is loaded
+    ahead where a warp takes 4 stages or more and registers suffice: up to 8 rows, or 16 warps."""
     is_wide = num_outs >= 16384 and num_rows > 8
-    return FewTile(4 if is_wide else 2, ways_of(num_outs, columns), 2 if num_outs >= 4096 else 4)
+    ways = ways_of(num_outs, columns)
+    ahead = columns >= 4 * STAGE * ways and (num_rows <= 8 or (ways == 16 and not is_wide))
+    return FewTile(4 if is_wide else 2, ways, 2 if num_outs >= 4096 else 4, ahead)
 
 
 def many_tile(num_outs: int, columns: int, num_rows: int) -> ManyTile:
@@ -154,7 +162,9 @@ def takes(x: Tensor, weight: IntWeight) -> bool:
 
 
 def tile_for(weight: IntWeight, num_rows: int) -> FewTile | ManyTile:
-    if num_rows > FEW_ROWS and takes_many(weight):
+    num_outs, columns = weight.shape
+    is_deep = num_outs <= 4096 < columns
+    if num_rows > (2 * FEW_ROWS if is_deep else FEW_ROWS) and takes_many(weight):
         return many_tile(*weight.shape, num_rows)
     return few_tile(*weight.shape, num_rows)
 

@@ -109,6 +109,7 @@ def test_columns_in_another_order_equal_the_reference(place: torch.device) -> No
     [
         FewTile(1, 8, 2),
         FewTile(4, 8, 3),
+        FewTile(2, 8, 2, ahead=True),
         *(ManyTile(2, 4, 8, blocks, 3) for blocks in (1, 2, 4, 8)),
     ],
     ids=str,
