@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from specengine.core.trim import trim_memory
-from tests.interpreter import keep_patched
+from tests.interpreter import quicken
 from tests.support.families import VOCAB, SmallModels
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ def save_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def _nothing_stays_settled() -> Iterator[None]:
+    """Collections are rarer as well, as each test file begins with one."""
+    before = gc.get_threshold()
+    if not torch.cuda.is_available():
+        gc.set_threshold(7_000, *before[1:])
     yield
+    gc.set_threshold(*before)
     gc.unfreeze()
 
 
@@ -84,9 +89,9 @@ def _log_level_stays() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interpreter_keeps_its_language() -> None:
+def _interpreter_is_quick() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
-        keep_patched()
+        quicken()
 
 
 @pytest.fixture(scope="session", autouse=True)
