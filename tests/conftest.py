@@ -36,6 +36,13 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+def pytest_configure() -> None:
+    """Collections of garbage are rare: imports make half a million objects that stay, and each test
+    file begins with a collection. Not on a GPU, whose memory objects may keep."""
+    if not torch.cuda.is_available():
+        gc.set_threshold(10_000, 10, 10)
+
+
 def save_tokenizer(folder: Path) -> None:
     """Byte-level BPE without merges: every byte is a token, ids 2..257; the rest are unused."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -60,12 +67,7 @@ def save_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def _nothing_stays_settled() -> Iterator[None]:
-    """Collections are rarer as well, as each test file begins with one."""
-    before = gc.get_threshold()
-    if not torch.cuda.is_available():
-        gc.set_threshold(7_000, *before[1:])
     yield
-    gc.set_threshold(*before)
     gc.unfreeze()
 
 
