@@ -11,7 +11,8 @@ from typing import Any
 
 def quicken() -> None:
     """From now on, in this process; a Triton that has another way takes the time it does."""
-    for change in (_keep_patched, _leave_out_checks, _keep_dtypes, _keep_shapes, _keep_blocks):
+    of_launches, of_types = (_keep_patched, _leave_out_checks), (_keep_dtypes, _keep_blocks)
+    for change in (*of_launches, *of_types, _keep_shapes, _keep_sides):
         try:
             change()
         except (ImportError, AttributeError):
@@ -95,3 +96,19 @@ def _keep_blocks() -> None:
         vars(self).update(found[key])
 
     core.block_type.__init__ = init
+
+
+def _keep_sides() -> None:
+    """What has the type or the shape already that an operation wants is given back at once."""
+    from triton.language.semantic import TritonSemantic
+
+    cast, broadcast = TritonSemantic.cast, TritonSemantic.broadcast_impl_value
+
+    def quick_cast(self: Any, value: Any, to: Any, *rounding: Any) -> Any:
+        return value if value.type.scalar is to.scalar else cast(self, value, to, *rounding)
+
+    def quick_broadcast(self: Any, one: Any, other: Any) -> Any:
+        shapes = [side.type.shape.values if side.type.is_block() else [] for side in (one, other)]
+        return (one, other) if shapes[0] == shapes[1] else broadcast(self, one, other)
+
+    TritonSemantic.cast, TritonSemantic.broadcast_impl_value = quick_cast, quick_broadcast
