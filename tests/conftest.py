@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from specengine.core.trim import trim_memory
-from tests.interpreter import keep_patched
+from tests.interpreter import quicken
 from tests.support.families import VOCAB, SmallModels
 
 if TYPE_CHECKING:
@@ -34,6 +34,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Nothing is timed in a test: on a busy machine examples take as long as they take.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """Collections of garbage are rare: imports make half a million objects that stay, and each test
+    file begins with a collection. Not on a GPU, whose memory objects may keep."""
+    if not torch.cuda.is_available():
+        gc.set_threshold(10_000, 10, 10)
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -84,9 +91,9 @@ def _log_level_stays() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interpreter_keeps_its_language() -> None:
+def _interpreter_is_quick() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
-        keep_patched()
+        quicken()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,13 +95,14 @@ def _candidates(e: Tensor, filters: RowFilters, unbounded: Tensor) -> tuple[Tens
     nucleus. A full sort would cost ten times as much."""
     vocab = e.shape[-1]
     top_k, top_p = filters.top_k[:, None], filters.top_p[:, None]
-    total = fixed(e).sum(-1, keepdim=True)
     least = _FIRST_CANDIDATES if filters.any_open_top_p else 1
     size = min(vocab, max(least, filters.max_top_k))
     while True:
         best = e.topk(size).values
         mass = fixed(best).cumsum(-1)
-        kept = torch.where(unbounded, total, mass.gather(1, top_k.clamp(max=size) - 1))
+        kept = mass.gather(1, top_k.clamp(max=size) - 1)
+        if filters.any_open_top_p:
+            kept = torch.where(unbounded, fixed(e).sum(-1, keepdim=True), kept)
         limit = top_p * kept
         if size == vocab or not filters.any_open_top_p:
             return best, mass, limit

@@ -136,12 +136,12 @@ def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
     runner, rounds, drafter = make(config)
     asked.clear()
     with torch.inference_mode():
-        with stage():
+        with stage(), Operators() as operators:
             calls = [*precompile._representative_calls(runner, SIZES, True, rounds, drafter)]
             for call in calls:
                 call()
         precompiled = set(asked)  # a stage ends when all has been asked for
-        with stage(), Operators() as operators:
+        with stage():
             count = sum(1 for _ in run_all(runner, rounds, drafter))
     missed = Counter(name for name, _ in asked - precompiled)
     kernels = Counter(name for name, _ in precompiled)

@@ -43,41 +43,76 @@ def padded_attention(
     """As kernels/attention/paged_attention.py has it."""
     total, heads, size = q.shape
     starts_B, counts_B = batch.qo_indptr[:-1], batch.qo_indptr.diff()
-    num_queries, num_keys = int(counts_B.max()), int(batch.seq_lens.max())
+    requests, num_queries = len(starts_B), int(counts_B.max())
+    num_keys = int(batch.seq_lens.max())
     if num_queries == 0:
         return torch.empty_like(q)
     keys_K, queries_N = (torch.arange(n, device=q.device) for n in (num_keys, num_queries))
-    rows_BN = starts_B[:, None] + queries_N
-    read_BN = rows_BN.clamp(max=total - 1)
     # Drafts of a round on the device may lie past the context; they lie in slot 0.
     width = batch.req_to_token.shape[1]
     slots_BK = batch.req_to_token[batch.req_pool_indices, :num_keys]
     if num_keys > width:
         slots_BK = torch.nn.functional.pad(slots_BK, (0, num_keys - width))
     exists_BK = keys_K < batch.seq_lens[:, None]
-    slots_BK = slots_BK.where(exists_BK, slots_BK[:, :1]).long()
+    slots_BK = slots_BK.where(exists_BK, slots_BK[:, :1])
     prefix_B11 = (batch.seq_lens - counts_B)[:, None, None]
     visible_BNK = _visible(batch, keys_K, queries_N, prefix_B11) & exists_BK[:, None]
+    is_even = int(batch.qo_indptr[-1]) == requests * num_queries  # as many queries of each
+    rows_BN = read_BN = queries_N  # where they are not needed
+    if window is not None or not is_even:
+        rows_BN = starts_B[:, None] + queries_N
+        read_BN = rows_BN.clamp(max=total - 1)
     if window is not None:
         visible_BNK &= _near(batch, keys_K, queries_N, read_BN, prefix_B11, window)
-    shape = (len(starts_B), num_queries, k_cache.shape[1], -1, size)  # [B, N, Hk, group, D]
-    q_BHGND = q[read_BN].float().view(shape).permute(0, 2, 3, 1, 4)
-    k_BHDK = k_cache[slots_BK].float().permute(0, 2, 3, 1)
+    read = q[: requests * num_queries] if is_even else q[read_BN]
+    shape = (requests, num_queries, k_cache.shape[1], -1, size)  # [B, N, Hk, group, D]
+    q_BHGND = read.float().view(shape).permute(0, 2, 3, 1, 4)
+    k_BHKD = k_cache[slots_BK].float().transpose(1, 2)
     v_BHKD = v_cache[slots_BK].float().transpose(1, 2)
-    scores = (q_BHGND.flatten(2, 3) @ k_BHDK * scale).view(*q_BHGND.shape[:4], num_keys)
+    given = q_BHGND, k_BHKD, v_BHKD, visible_BNK[:, None, None], scale
+    if softcap is None and sinks is None:
+        heads_BHGND = _attend(*given)
+    else:
+        heads_BHGND = _attend_capped(*given, softcap, sinks)
+    found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(requests, num_queries, heads, -1)
+    out = torch.empty(total + 1, *found.shape[2:], dtype=q.dtype, device=q.device)
+    if is_even:
+        out[: requests * num_queries] = found.flatten(0, 1)
+    else:
+        out[rows_BN.where(queries_N < counts_B[:, None], total)] = found.to(q.dtype)
+    return out[:total]
+
+
+def _attend(
+    q_BHGND: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, visible_B11NK: Tensor, scale: float
+) -> Tensor:
+    """[B, Hk, group, N, width of values]."""
+    visible = visible_B11NK.expand(-1, -1, q_BHGND.shape[2], -1, -1).flatten(2, 3)
+    taken = q_BHGND.flatten(2, 3), k_BHKD, v_BHKD
+    found = torch.nn.functional.scaled_dot_product_attention(*taken, visible, scale=scale)
+    return found.view(*q_BHGND.shape[:4], -1)
+
+
+def _attend_capped(
+    q_BHGND: Tensor,
+    k_BHKD: Tensor,
+    v_BHKD: Tensor,
+    visible_B11NK: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """As _attend, step by step."""
+    scores = q_BHGND.flatten(2, 3) @ k_BHKD.transpose(2, 3) * scale
+    scores = scores.view(*q_BHGND.shape[:4], -1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~visible_BNK[:, None, None], float("-inf"))
+    scores = scores.masked_fill(~visible_B11NK, float("-inf"))
     if sinks is not None:
         beside = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:4], 1)
         scores = torch.cat((scores, beside), -1)
-    weights = scores.softmax(-1)[..., :num_keys]
-    width = v_cache.shape[-1]  # of latent attention less than that of keys
-    heads_BHGND = (weights.flatten(2, 3) @ v_BHKD).view(*q_BHGND.shape[:4], width)
-    found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(-1, num_queries, heads, width)
-    out = torch.empty(total + 1, heads, width, dtype=q.dtype, device=q.device)
-    out[rows_BN.where(queries_N < counts_B[:, None], total)] = found.to(q.dtype)
-    return out[:total]
+    weights = scores.softmax(-1)[..., : k_BHKD.shape[2]]
+    return (weights.flatten(2, 3) @ v_BHKD).view(*q_BHGND.shape[:4], -1)
 
 
 def _visible(batch: PagedBatch, keys_K: Tensor, queries_N: Tensor, prefix_B11: Tensor) -> Tensor:

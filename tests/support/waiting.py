@@ -10,10 +10,12 @@ LIMIT = 120.0  # seconds
 
 
 def until(holds: Callable[[], Any], seconds: float = LIMIT) -> Any:
-    """What it gives, once that is true."""
-    deadline = time.monotonic() + seconds
+    """What it gives, once that is true. Asked less and less often: what is asked for comes later
+    where the asking takes a processor."""
+    deadline, pause = time.monotonic() + seconds, 0.002
     while time.monotonic() < deadline:
         if found := holds():
             return found
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.06)
     raise AssertionError("it did not come to that")

@@ -33,8 +33,12 @@ class Trial:
         _compare([run(*call) for call in calls], expected)
 
     def run_in_turns(self, run: Sum) -> None:
-        """Ends at the first that differs: `run` must not wait for ever."""
+        """First each sum by itself, so that a rank that waits in vain does so for one sum, or two;
+        then one after another, without a look in between. Ends at the first that differs: `run`
+        must not wait for ever."""
         calls, expected = self._drawn()
+        for call, one in zip(calls, expected, strict=True):
+            _compare([run(*call)], [one])
         for _ in range(_TURNS):
             _compare([run(*call) for call in calls], expected)
             calls, expected = _negated(calls), [-one for one in expected]

@@ -112,9 +112,11 @@ class EngineProcess:
         self._channel.send(info)
         trim = IdleTrim()
         try:
-            while not self._stopped:
+            while True:
                 seconds = host.turn()
                 alive.beat()
+                if self._stopped:
+                    break
                 trim.note(works=seconds == 0.0)
                 self._receive(host, BEAT if seconds is None else min(seconds, BEAT))
         except EngineStoppedError:

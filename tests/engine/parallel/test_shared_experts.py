@@ -133,10 +133,10 @@ def test_ranks_ask_for_rounds_of_different_depth(deeper: Path) -> None:
     assert len({steps for _, steps in shapes}) > 2
 
 
-def test_engines_that_share_experts_run_in_pieces(deeper: Path) -> None:
+def test_engines_that_share_experts_run_in_pieces(small_models: Any) -> None:
     """Of different sizes at once, and beside an engine that has nothing to run."""
-    spec = SPECS["mtp"]
-    expected = alone(deeper, spec)
+    folder, spec = small_models["qwen3moe"], SPECS["mtp"]
+    expected = alone(folder, spec)
     plans: list[Plan] = [[(0, 0), (1, 3), (2, 3)], [], [(3, 5), (4, 5), (5, 6)]]
     sizes: dict[str, Any] = {
         "cuda_graph_mode": "piecewise",
@@ -145,7 +145,7 @@ def test_engines_that_share_experts_run_in_pieces(deeper: Path) -> None:
 
     def run() -> Said:
         ranks = communicator()
-        engine = make(deeper, spec, ExpertSharers(ranks), **sizes)
+        engine = make(folder, spec, ExpertSharers(ranks), **sizes)
         said = run_plan(engine, plans[ranks.rank])
         assert bool(engine.stats().graphs["piecewise"].replays) == bool(plans[ranks.rank])
         return said
@@ -154,7 +154,7 @@ def test_engines_that_share_experts_run_in_pieces(deeper: Path) -> None:
         assert said == {number: expected[number] for number, _ in plan}
     sizes |= {"piecewise_splitting_ops": ("attention",)}
     with pytest.raises(ConfigError, match="add shared_experts"):
-        on_threads(1, lambda: make(deeper, spec, ExpertSharers(communicator()), **sizes))
+        on_threads(1, lambda: make(folder, spec, ExpertSharers(communicator()), **sizes))
 
 
 @pytest.mark.slow

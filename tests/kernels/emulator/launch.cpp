@@ -41,15 +41,20 @@ static void begin(Block& block, int index, int threads, int shared_bytes) {
   for (Fiber& fiber : block.fibers) start(fiber);
 }
 
-// Every thread of a block, until it waits; whether any was left.
-static bool run_turn(Block& block) {
-  bool any = false;
+const int IN_A_ROW = 8;  // turns, as a block brings its shared memory along and takes it away
+
+// Every thread of a block, until it has waited a few times; whether any was left.
+static bool run_turns(Block& block) {
+  bool any = true;
   blockIdx = {block.index % gridDim.x, block.index / gridDim.x};
   memcpy(shared_memory, block.shared.data(), block.shared.size());
-  for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
-    if (me().ended) continue;
-    any = true;
-    resume(me());
+  for (int turn = 0; any && turn < IN_A_ROW; turn++) {
+    any = false;
+    for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
+      if (me().ended) continue;
+      any = true;
+      resume(me());
+    }
   }
   memcpy(block.shared.data(), shared_memory, block.shared.size());
   return any;
@@ -83,7 +88,7 @@ extern "C" void launch(int columns, int rows, const int* drawn, int threads, int
     begin(here(), order[next++], threads, shared_bytes);
   while (running > 0)
     for (slot = 0; slot < AT_ONCE_MOST; slot++) {
-      if (here().index < 0 || run_turn(here())) continue;
+      if (here().index < 0 || run_turns(here())) continue;
       here() = Block();
       if (next < count)
         begin(here(), order[next++], threads, shared_bytes);
