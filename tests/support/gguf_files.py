@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support import gguf_hybrid as hybrid
+from tests.support import gguf_reordered as reordered
 
 Fields = dict[str, Any]
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
@@ -369,6 +370,7 @@ _OLMO3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
 
+_LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 
 _SCALES = _keys(
     attention_multiplier="attention__scale",
@@ -511,6 +513,33 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             },
             tensors=_corrections,
         )
+    ],
+    "llama4": [
+        Conversion(
+            "llama4",
+            {
+                **_LLAMA4,
+                "num_hidden_layers": 5,
+                "no_rope_layers": [1, 1, 1, 0, 1],
+                "moe_layers": [1, 3],
+                "interleave_moe_layer_step": 2,
+            },
+            metadata=reordered.llama4,
+            tensors=reordered.llama4_tensors,
+        ),
+        Conversion(
+            "llama4",
+            {
+                **_LLAMA4,
+                "no_rope_layers": [1, 1, 1],
+                "layer_types": ["full_attention"] * 3,
+                "moe_layers": [0, 1, 2],
+                "num_local_experts": 128,
+                "use_qk_norm": False,
+            },
+            metadata=reordered.llama4,
+            tensors=reordered.llama4_tensors,
+        ),
     ],
     "qwen3next": [
         Conversion(

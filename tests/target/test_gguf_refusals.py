@@ -56,6 +56,7 @@ MISSING = {
     "qwen3next": ("layers.0.linear_attn.A_log", f"{ATTENTION}.A_log"),
     "qwen3_5": ("layers.0.linear_attn.in_proj_b", f"{ATTENTION}.in_proj_b.weight"),
     "qwen3_5moe": ("layers.1.mlp.shared_expert_gate", "layers.1.mlp.shared_expert_gate.weight"),
+    "llama4": ("layers.0.self_attn.k_proj", "layers.0.self_attn.k_proj.weight"),
 }
 
 
@@ -107,3 +108,8 @@ def test_sizes_that_do_not_fit_together_are_refused(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         load("qwen3_5", tmp_path, metadata=metadata)
+
+
+def test_experts_in_other_layers_than_a_llama_4_file_tells_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"unexpected tensor model\.layers\.0\.mlp\."):
+        load("llama4", tmp_path, metadata={"interleave_moe_layer_step": 1})
