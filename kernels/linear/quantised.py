@@ -188,6 +188,20 @@ class IntWeight:
         codes, scale = self.codes[:, places].contiguous(), self.scale[:, groups].contiguous()
         return replace(self, codes=codes, scale=scale, zero=zero)
 
+    def in_order(self, columns: Tensor) -> IntWeight:
+        """The same rows with other columns: column j is this one's columns[j], int64 [K]. Of a
+        weight without `order`. Where groups stay together codes are moved, else the result has an
+        `order`."""
+        assert self.order is None
+        groups = columns.view(-1, self.group)
+        first = groups[:, 0]
+        together = first[:, None] + torch.arange(self.group, device=columns.device)
+        if bool((first % self.group).any()) or not torch.equal(groups, together):
+            return replace(self, order=columns.argsort())
+        codes, which = self.unpacked().index_select(1, columns), first // self.group
+        zero = None if self.zero is None else self.zero.index_select(1, which)
+        return IntWeight.pack(codes, self.scale.index_select(1, which), zero, self.bits)
+
     def dequantised(self) -> Tensor:
         """float32 [N, K], in the order of the inputs."""
         rows, columns = self.shape

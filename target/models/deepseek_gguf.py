@@ -77,7 +77,7 @@ def _rope(file: GgufFile) -> dict[str, Any]:
     return {**rope, "mscale": shortest(10 * scale), "mscale_all_dim": shortest(10 * scale)}
 
 
-def _joined(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+def _joined(tensors: Tensors, file: GgufFile) -> Iterator[tuple[str, Tensor]]:
     """What makes keys and values of the compressed vector, [heads, rank, nope_dim] and [heads,
     value_dim, rank] in today's files, as one kv_b_proj. Raises ModelLoadError."""
     found: dict[str, dict[str, Tensor]] = {}

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.query_temperature import QueryTemperature
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
+from specengine.runner.loader.gguf_fields import WINDOW, num_layers
 from specengine.target.models.llama import LlamaForCausalLM
 
+if TYPE_CHECKING:
+    from specengine.runner.loader.gguf_file import GgufFile
+
 _EXPERTS = ExpertTensors("mlp.experts.gate_up_proj", "mlp.experts.down_proj", swapped=True)
+_EXPERTS_OF_MAVERICK = 128
+
+
+def _gguf_fields(file: GgufFile) -> dict[str, Any]:
+    """The file tells which layers have experts. A window of 0 tells that all layers rotate and see
+    all of the text. The other numbers are those of the published models: every fourth layer does
+    not rotate, and Maverick's heads are not normalised."""
+    count, step = num_layers(file), file.require("{arch}.interleave_moe_layer_step")
+    is_plain = file.get(f"{{arch}}.{WINDOW}") == 0
+    rotates = [is_plain or (layer + 1) % 4 != 0 for layer in range(count)]
+    return {
+        "intermediate_size_mlp": file.require("{arch}.feed_forward_length"),
+        "intermediate_size": file.require("{arch}.expert_feed_forward_length"),
+        "moe_layers": [layer for layer in range(count) if step and (layer + 1) % step == 0],
+        "no_rope_layers": [int(one) for one in rotates],
+        "layer_types": [
+            "chunked_attention" if one and not is_plain else "full_attention" for one in rotates
+        ],
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": True,
+        "use_qk_norm": file.require("{arch}.expert_count") != _EXPERTS_OF_MAVERICK,
+    }
 
 
 class Llama4ForCausalLM(LlamaForCausalLM):
@@ -23,7 +51,23 @@ class Llama4ForCausalLM(LlamaForCausalLM):
     in some layers, read rows times a sigmoid of the router's logit, beside a shared one.
     """
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("llama4",),
+        "llama4_text",
+        tensors={
+            **GGUF_EXPERTS,
+            **{
+                f"ffn_{one}_shexp": f"mlp.shared_expert.{one}_proj"
+                for one in ("gate", "up", "down")
+            },
+        },
+        metadata={
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        fields=_gguf_fields,
+        reordered=("attn_q", "attn_k"),
+    )
     has_rotary_pairs: ClassVar[bool] = True
     tensor_names: ClassVar[Mapping[str, str]] = {"feed_forward": "mlp", "router": "gate"}
     small_config: ClassVar[dict[str, Any]] = {

@@ -16,6 +16,7 @@ from specengine.layers.rotary import rotary_fraction
 from specengine.layers.weights import parts_of_heads
 from specengine.runner.loader.family import GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
+from specengine.target.models.qwen_hybrid_gguf import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from specengine.target.models.qwen_moe import sparse_layers
 
 _SMALL_STATE: dict[str, Any] = {
@@ -40,7 +41,7 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):
     """Norms whose gain counts from 1, gated attention over a part of each head, and gated delta
     layers where the configuration says so."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = QWEN3_5
     language_parts: ClassVar[tuple[str, ...]] = ("qwen3_5_text",)
     small_config: ClassVar[dict[str, Any]] = _SMALL_STATE
 
@@ -100,6 +101,7 @@ def _linear(spec: LayerSpec, delta: GatedDeltaSpec) -> LayerSpec:
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
     """The same with experts in every layer, and a shared one behind a gate."""
 
+    gguf: ClassVar[GgufFormat | None] = QWEN3_5_MOE
     language_parts: ClassVar[tuple[str, ...]] = ("qwen3_5_moe_text",)
     small_config: ClassVar[dict[str, Any]] = _SMALL_STATE | _SMALL_EXPERTS
 
@@ -125,6 +127,7 @@ def _experts_spec(config: Any) -> ExpertsSpec:
 class Qwen3NextForCausalLM(Qwen3_5MoeForCausalLM):
     """The same with projections of a gated delta layer that stand together by key head."""
 
+    gguf: ClassVar[GgufFormat | None] = QWEN3_NEXT
     language_parts: ClassVar[tuple[str, ...]] = ()
     small_config: ClassVar[dict[str, Any]] = {
         **_SMALL_STATE,

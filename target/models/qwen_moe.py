@@ -14,6 +14,11 @@ from specengine.target.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
 if TYPE_CHECKING:
     from specengine.runner.loader.gguf_file import GgufFile
 
+# The one that every row runs, behind a gate of its own.
+GGUF_GATED_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{one}_shexp": f"mlp.shared_expert.{one}_proj" for one in ("gate", "up", "down")},
+}
 _GGUF_METADATA = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -36,7 +41,7 @@ def _gguf_qwen2(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _gguf_gates(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+def gguf_shared_gates(tensors: Tensors, file: GgufFile) -> Iterator[tuple[str, Tensor]]:
     """A quantised file has the one row of a gate without its first dimension."""
     for name, tensor in tensors:
         is_gate = name.endswith("shared_expert_gate.weight")
@@ -92,16 +97,10 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
         ("qwen2moe",),
         "qwen2_moe",
-        tensors={
-            **GGUF_EXPERTS,
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        },
+        tensors={**GGUF_EXPERTS, **GGUF_GATED_SHARED_EXPERT},
         metadata=_GGUF_METADATA,
         fields=_gguf_qwen2,
-        change=_gguf_gates,
+        change=gguf_shared_gates,
     )
     small_config: ClassVar[dict[str, Any]] = {
         "num_experts": 6,

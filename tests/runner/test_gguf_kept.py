@@ -70,11 +70,11 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("kind", HALVES)
-def test_blocks_are_what_the_library_dequantises(kind: str) -> None:
-    """Random bytes, with scales of both signs; in the second row blocks without one, whose weights
-    are all the least value."""
-    columns, size = gguf.GGML_QUANT_SIZES[Kind[kind.upper()]]
+def _random_blocks(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Six rows of three blocks, uint8 [6, bytes], and what the library dequantises them to. Random
+    bytes, with scales of both signs; in the second row blocks without one, whose weights are all
+    the least value."""
+    size = gguf.GGML_QUANT_SIZES[Kind[kind.upper()]][1]
     generator = np.random.default_rng(0)
     packed = generator.integers(0, 256, (6, 3 * size), dtype=np.uint8)
     blocks = packed.reshape(6, 3, size)
@@ -84,12 +84,33 @@ def test_blocks_are_what_the_library_dequantises(kind: str) -> None:
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     if kind == "mxfp4":
         blocks[:, :, 0] = generator.integers(120, 132, (6, 3))
-    layer = layer_of({kind: torch.from_numpy(packed)}, 6, 3 * columns)
+    expected = gguf.quants.dequantize(packed, Kind[kind.upper()])
+    return torch.from_numpy(packed), torch.from_numpy(expected)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_blocks_are_what_the_library_dequantises(kind: str) -> None:
+    packed, expected = _random_blocks(kind)
+    layer = layer_of({kind: packed}, *expected.shape)
     made = Gguf().read(layer)
     layer.finish()
-    expected = torch.from_numpy(gguf.quants.dequantize(packed, Kind[kind.upper()]))
     torch.testing.assert_close(made.dequantised(), expected, rtol=1e-6, atol=1e-5)
     assert made.num_bytes * 8 <= 10 * expected.numel()
+
+
+@pytest.mark.parametrize("together", [32, 1])
+@pytest.mark.parametrize("kind", sorted(KEPT))
+def test_columns_come_in_the_order_that_is_told(kind: str, together: int) -> None:
+    """Codes are moved where groups of 32 or fewer stay together, else inputs are."""
+    packed, expected = _random_blocks(kind)
+    first = torch.randperm(expected.shape[1] // together, generator=torch.manual_seed(1))
+    order = (first[:, None] * together + torch.arange(together)).view(-1)
+    layer = layer_of({kind: packed, "column_order": order}, *expected.shape)
+    made = Gguf().read(layer)
+    layer.finish()
+    assert isinstance(made, IntWeight)
+    assert (made.order is None) == (together == 32)
+    torch.testing.assert_close(made.dequantised(), expected[:, order], rtol=1e-6, atol=1e-5)
 
 
 def test_all_types_that_are_kept_are_tested() -> None:
@@ -197,6 +218,40 @@ def test_types_that_no_product_multiplies_are_named(
     for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True):
         found = layer.self_attn.qkv_proj(x)
         torch.testing.assert_close(found, expected.self_attn.qkv_proj(x), rtol=1e-4, atol=1e-4)
+
+
+# Family -> types of a gated delta layer's matrices.
+DELTA = {
+    "qwen3next": {"attn_qkv": "Q4_0", "attn_gate": "Q4_0", "ssm_ba": "Q8_0", "ssm_out": "Q4_1"},
+    "qwen3_5": {
+        "attn_qkv": "Q4_0",
+        "attn_gate": "Q8_0",
+        "ssm_beta": "Q8_0",
+        "ssm_alpha": "Q8_0",
+        "ssm_out": "Q8_0",
+    },
+}
+
+
+@pytest.mark.parametrize("family", DELTA)
+def test_gated_delta_layers_stay_in_their_blocks(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dense, kept = _both(family, DELTA[family], tmp_path, monkeypatch)
+    assert "tensors become dense" not in caplog.text
+    pairs = [
+        (layer.linear_attn, expected.linear_attn)
+        for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True)
+        if expected.spec.gated_delta is not None
+    ]
+    assert len(pairs) == 2
+    for layer, expected in pairs:
+        for name in ("in_proj_qkvz", "in_proj_ba", "out_proj"):
+            linear, wide = getattr(layer, name), getattr(expected, name)
+            assert isinstance(linear.kernel, QuantisedLinear)
+            assert all(part.order is None for part in linear.kernel.parts)
+            x = torch.randn(3, wide.in_features)
+            torch.testing.assert_close(linear(x), wide(x), rtol=1e-4, atol=1e-4)
 
 
 def _both(

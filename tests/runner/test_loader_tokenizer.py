@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
@@ -49,6 +50,7 @@ ORIGINALS: dict[str, Callable[[], Any]] = {
     "smollm": lambda: _byte_level(pre_tokenizers.Digits(individual_digits=True), use_regex=True),
     "llama-bpe": lambda: _byte_level(_split(_WORDS % r"\p{N}{1,3}"), use_regex=False),
     "qwen2": lambda: _byte_level(_split(_WORDS % r"\p{N}"), use_regex=False),
+    "qwen35": lambda: _byte_level(_split(PRETOKENIZE_REGEX), use_regex=False),
 }
 
 
@@ -56,7 +58,7 @@ def _original(pre: str) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = ORIGINALS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(
         vocab_size=420,
@@ -133,6 +135,7 @@ def test_pre_tokenizers_differ_where_they_should(tmp_path: Path) -> None:
     [
         ("smaug-bpe", "aBC|'LL| x|123|45| a|/*|b|,\n\n| c| 日本|4"),
         ("gpt-4o", "a|BC'LL| x|123|45| a|/*|b|,\n\n| c| 日本|4"),
+        ("qwen35", "aBC|'LL| x|1|2| नमस्ते|,\n\n| c| 日本|4"),
         ("seed-coder", "aBC|'LL| x|1|2|3|4|5| a|/*|b|,|\n\n| c| 日本|4"),
         ("deepseek-v3", "aBC|'LL| x|123|45| a|/*|b|,\n\n| c| |日本|4"),
         ("deepseek-llm", "aBC|'|LL| x|12345| a|/*|b|,|\n|\n| c| |日本|4|éΩﬀ|ٱ"),

@@ -21,6 +21,9 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.support import gguf_hybrid as hybrid
+from tests.support import gguf_reordered as reordered
+
 Fields = dict[str, Any]
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -47,14 +50,17 @@ def convert(
     conversion: Conversion,
     kinds: dict[str, Any] | None = None,
     tensors_a_part: int = 0,
+    has_tokenizer: bool = False,
 ) -> Path:
     """The model of a folder as a GGUF file. kinds: part of a GGUF name -> type of the tensor.
-    tensors_a_part: where the file is split."""
+    tensors_a_part: where the file is split. has_tokenizer: with a vocabulary, of any texts."""
     fields = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(path, conversion.architecture, split_max_tensors=tensors_a_part)
     for key, value in {**_common(fields), **conversion.metadata(fields)}.items():
         if key not in conversion.without:
             _add(writer, f"{conversion.architecture}.{key}", value)
+    if has_tokenizer:
+        _add_tokenizer(writer, fields["vocab_size"])
     found = conversion.tensors(_stacked(load_file(folder / "model.safetensors")), fields)
     for name, tensor in _named(found, conversion, fields):
         kind = next((kind for part, kind in (kinds or {}).items() if part in name), None)
@@ -68,6 +74,14 @@ def convert(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_tokenizer(writer: GGUFWriter, size: int) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab", *(f"<{token}>" for token in range(3, size))])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
 
 
 def _common(fields: Fields) -> Fields:
@@ -356,6 +370,8 @@ _OLMO3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
 
+_LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+
 _SCALES = _keys(
     attention_multiplier="attention__scale",
     embedding_multiplier="embedding_scale",
@@ -497,6 +513,79 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             },
             tensors=_corrections,
         )
+    ],
+    "llama4": [
+        Conversion(
+            "llama4",
+            {
+                **_LLAMA4,
+                "num_hidden_layers": 5,
+                "no_rope_layers": [1, 1, 1, 0, 1],
+                "moe_layers": [1, 3],
+                "interleave_moe_layer_step": 2,
+            },
+            metadata=reordered.llama4,
+            tensors=reordered.llama4_tensors,
+        ),
+        Conversion(
+            "llama4",
+            {
+                **_LLAMA4,
+                "no_rope_layers": [1, 1, 1],
+                "layer_types": ["full_attention"] * 3,
+                "moe_layers": [0, 1, 2],
+                "num_local_experts": 128,
+                "use_qk_norm": False,
+            },
+            metadata=reordered.llama4,
+            tensors=reordered.llama4_tensors,
+        ),
+    ],
+    "qwen3next": [
+        Conversion(
+            "qwen3next",
+            {**hybrid.SMALL, "mlp_only_layers": []},
+            metadata=hybrid.sizes,
+            tensors=tensors,
+        )
+        for tensors in (hybrid.next_tensors, hybrid.old_next_tensors)
+    ],
+    "qwen3_5": [
+        Conversion("qwen35", hybrid.SMALL, metadata=hybrid.sizes_3_5, tensors=hybrid.tensors_3_5),
+        Conversion(
+            "qwen35",
+            hybrid.SMALL_BY_4,
+            metadata=hybrid.sizes_with_mtp,
+            tensors=hybrid.tensors_with_mtp,
+            without=("full_attention_interval",),
+        ),
+        Conversion(
+            "qwen35",
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            metadata=lambda fields: {
+                **hybrid.sizes_3_5(fields),
+                "attention.recurrent_layers": [False, True, False],
+            },
+            tensors=hybrid.tensors_3_5,
+            without=("full_attention_interval",),
+        ),
+    ],
+    "qwen3_5moe": [
+        Conversion(
+            "qwen35moe",
+            {**hybrid.SMALL, "intermediate_size": 0},
+            metadata=hybrid.sizes_3_5,
+            tensors=hybrid.tensors_3_5,
+            without=("feed_forward_length",),
+        ),
+        Conversion(
+            "qwen35moe",
+            hybrid.SMALL,
+            metadata=hybrid.sizes_3_5,
+            tensors=lambda found, fields: _quantised_gates(
+                hybrid.tensors_3_5(found, fields), fields
+            ),
+        ),
     ],
     "gptoss": [
         Conversion("gpt-oss", {"swiglu_limit": 7.0}, metadata=_gpt_oss, tensors=_gpt_oss_tensors)

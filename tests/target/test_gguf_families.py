@@ -40,7 +40,17 @@ def test_file_gives_the_logits_and_greedy_tokens_of_transformers(
     conversion = CONVERSIONS[family][form]
     folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
     path = convert(folder, tmp_path / "small.gguf", conversion)
+    assert _described(path) == _described(folder)
     check(path, FAMILIES[family], reference_model(folder, family), mini_runner)
+
+
+def _described(path: Path) -> Any:
+    """What the configuration says of layers and head."""
+    source = resolve_model(ModelConfig(model=str(path)))
+    model, config = find_model_class(source.architectures), source.hf_config
+    size = config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings
+    head = model.logits_softcap(config), model.multipliers(config).logits
+    return model.layer_specs(config), size, head
 
 
 def test_glm_4_7_flash_loads_as_deepseek(tmp_path: Path, mini_runner: Any) -> None:

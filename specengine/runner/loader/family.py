@@ -41,9 +41,10 @@ class GgufFormat:
     beside those of all families; a file has all of them. optional: the same, None where a file
     lacks one. fields: of config.json, that no single key holds. reordered: GGUF names in a block
     of tensors whose rows the family reorders or joins: they are dequantised, whatever is kept.
-    change: what else is otherwise in the file: (checkpoint name, tensor) pairs in, those of the
-    checkpoint out. owns: whether a file of these architectures is of this family, where several
-    share one.
+    change: what else is otherwise in the file: (checkpoint name, tensor) pairs in, and the file,
+    which tells sizes; the checkpoint's pairs out. Columns of a kept matrix stay: beside it goes
+    `column_order` (layers/quantization/gguf.py). owns: whether a file of these architectures is of
+    this family, where several share one.
     """
 
     architectures: tuple[str, ...]
@@ -56,7 +57,7 @@ class GgufFormat:
     optional: Mapping[str, str] = field(default_factory=dict)
     fields: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
     reordered: Collection[str] = ()
-    change: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    change: Callable[[Tensors, GgufFile], Tensors] = lambda tensors, file: tensors
     owns: Callable[[GgufFile], bool] = lambda file: True
 
 

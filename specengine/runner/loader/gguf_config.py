@@ -34,7 +34,7 @@ def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
         "architectures": [architecture],
         "vocab_size": file.shape("token_embd.weight")[0],
         "hidden_size": hidden,
-        "intermediate_size": file.require("{arch}.feed_forward_length"),
+        **_feed_forward(file),
         "num_hidden_layers": num_layers(file),
         "num_attention_heads": heads,
         "num_key_value_heads": file.get("{arch}.attention.head_count_kv", heads),
@@ -50,6 +50,14 @@ def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
         "dtype": "bfloat16",
         **_family_fields(file, format),
     }
+
+
+def _feed_forward(file: GgufFile) -> dict[str, int]:
+    """The size of a feed-forward layer. Models may have experts alone."""
+    key = "{arch}.feed_forward_length"
+    if file.get(key) is None and file.get("{arch}.expert_feed_forward_length") is not None:
+        return {}
+    return {"intermediate_size": file.require(key)}
 
 
 def _epsilon(file: GgufFile) -> float:

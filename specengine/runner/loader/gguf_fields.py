@@ -95,6 +95,12 @@ def rope_parameters(file: GgufFile) -> dict[str, Any]:
     return rope
 
 
+def rope_of_part(file: GgufFile) -> dict[str, Any]:
+    """`rope_parameters`, with `partial_rotary_factor` also where it is 1: for configurations that
+    take a part by default."""
+    return {"partial_rotary_factor": 1.0, **rope_parameters(file)}
+
+
 def head_dim(file: GgufFile) -> int:
     hidden = int(file.require("{arch}.embedding_length"))
     heads = int(file.require("{arch}.attention.head_count"))

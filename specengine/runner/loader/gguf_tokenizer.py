@@ -25,6 +25,11 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBERS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Marks belong to the words that they stand in.
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _CAPITALS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _SMALLS = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
@@ -77,6 +82,7 @@ _PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "llama-bpe": (_LLAMA3,),
     "dbrx": (_LLAMA3,),
     "qwen2": (_WORDS.replace("NUMBERS", r"\p{N}"),),
+    "qwen35": (_QWEN35,),
     "tekken": (_TEKKEN,),
     "gpt-4o": (_GPT4O,),
     "seed-coder": (_SEED,),
@@ -92,7 +98,7 @@ _SAME_AS = {
     **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez"), "qwen2"),
 }
 # Text is normalised (NFC) before it is cut.
-_NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})
+_NORMALISED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
 # These look up whole words before merging, and add BOS by default.
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "tekken"})
 

@@ -50,13 +50,14 @@ def checkpoint_name(name: str, block_names: Mapping[str, str]) -> str | None:
     stem, _, suffix = name.rpartition(".")
     if stem in _TOP:
         return f"{_TOP[stem]}.{suffix}"
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    block = re.fullmatch(r"blk\.(\d+)\.((\w+)((?:\.\w+)?))", name)
     if block is None:
         return None
     layer, names = f"model.layers.{block[1]}", _BLOCK | dict(block_names)
-    if f"{block[2]}.{suffix}" in names:
-        return f"{layer}.{names[f'{block[2]}.{suffix}']}"
-    return f"{layer}.{names[block[2]]}.{suffix}" if block[2] in names else None
+    whole, stem, suffix = block[2], block[3], block[4]
+    if whole in names:
+        return f"{layer}.{names[whole]}"
+    return f"{layer}.{names[stem]}{suffix}" if stem in names else None
 
 
 def unpermute(rows: Tensor, num_heads: int) -> Tensor:
@@ -80,7 +81,7 @@ def iterate_gguf_weights(file: GgufFile, kept: Kept | None = None) -> Iterator[t
     """(checkpoint name, float32 tensor) of every weight in the file, an expert at a time. kept:
     None dequantises all."""
     reader = _Reader(file, kept or Kept())
-    yield from reader.format.change(reader.weights())
+    yield from reader.format.change(reader.weights(), file)
     if kept is not None:
         reader.log_dense()
 
