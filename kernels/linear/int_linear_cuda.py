@@ -163,7 +163,7 @@ def takes(x: Tensor, weight: IntWeight) -> bool:
 
 def tile_for(weight: IntWeight, num_rows: int) -> FewTile | ManyTile:
     num_outs, columns = weight.shape
-    is_deep = num_outs <= 4096 < columns
+    is_deep = num_outs <= 4096 and columns > 8192
     if num_rows > (2 * FEW_ROWS if is_deep else FEW_ROWS) and takes_many(weight):
         return many_tile(*weight.shape, num_rows)
     return few_tile(*weight.shape, num_rows)
