@@ -541,6 +541,15 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             tensors=reordered.llama4_tensors,
         ),
     ],
+    "ernie4_5_moe": [
+        Conversion("ernie4_5-moe", metadata=reordered.ernie, tensors=reordered.ernie_tensors),
+        Conversion(
+            "ernie4_5-moe",
+            {"moe_layer_interval": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False},
+            metadata=reordered.ernie,
+            tensors=reordered.squeezed_ernie_tensors,
+        ),
+    ],
     "qwen3next": [
         Conversion(
             "qwen3next",

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to Llama 4 (gguf_files.py)."""
+"""What llama.cpp's converter does to Llama 4 and ERNIE 4.5 (gguf_files.py)."""
 
 from __future__ import annotations
 
@@ -35,3 +35,32 @@ def llama4_tensors(found: Tensors, fields: Fields) -> Tensors:
         else:
             made[name] = tensor
     return made
+
+
+def ernie(fields: Fields) -> Fields:
+    shared = fields["moe_num_shared_experts"]
+    width = fields["intermediate_size"] // fields["num_key_value_heads"]
+    return {
+        "expert_count": fields["moe_num_experts"],
+        "expert_used_count": fields["moe_k"],
+        "interleave_moe_layer_step": fields["moe_layer_interval"],
+        "leading_dense_block_count": fields["moe_layer_start_index"],
+        "expert_feed_forward_length": fields["moe_intermediate_size"],
+        "expert_shared_count": shared,
+        # Whatever the shared experts have.
+        **({"expert_shared_feed_forward_length": width} if shared else {}),
+    }
+
+
+def ernie_tensors(found: Tensors, fields: Fields) -> Tensors:
+    own, theirs = "e_score_correction_bias", "e_score_correction.bias"
+    return {name.replace(own, theirs): tensor for name, tensor in found.items()}
+
+
+def squeezed_ernie_tensors(found: Tensors, fields: Fields) -> Tensors:
+    """Older converters drop the first dimension of one row."""
+    made = ernie_tensors(found, fields)
+    return {
+        name: tensor.view(-1) if name.endswith("correction.bias") else tensor
+        for name, tensor in made.items()
+    }
