@@ -370,6 +370,7 @@ _OLMO3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
 
+_WHOLE_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
 _LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 
 _SCALES = _keys(
@@ -549,6 +550,24 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             metadata=reordered.ernie,
             tensors=reordered.squeezed_ernie_tensors,
         ),
+    ],
+    "stablelm": [
+        Conversion(
+            "stablelm",
+            small,
+            metadata=reordered.stablelm,
+            tensors=reordered.stablelm_tensors,
+            without=("rope.freq_base",),
+        )
+        for small in (
+            {},
+            {
+                "qk_layernorm": False,
+                "use_parallel_residual": False,
+                "use_qkv_bias": False,
+                "rope_parameters": _WHOLE_HEAD,
+            },
+        )
     ],
     "qwen3next": [
         Conversion(

@@ -1,13 +1,16 @@
-"""What llama.cpp's converter does to Llama 4 and ERNIE 4.5 (gguf_files.py)."""
+"""What llama.cpp's converter does to Llama 4, ERNIE 4.5 and StableLM (gguf_files.py)."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Fields = dict[str, Any]
 Tensors = dict[str, Tensor]
+_HEAD_NORM = re.compile(r"(.*_layernorm)\.norms\.(\d+)\.weight")
 
 
 def llama4(fields: Fields) -> Fields:
@@ -64,3 +67,32 @@ def squeezed_ernie_tensors(found: Tensors, fields: Fields) -> Tensors:
         name: tensor.view(-1) if name.endswith("correction.bias") else tensor
         for name, tensor in made.items()
     }
+
+
+def stablelm(fields: Fields) -> Fields:
+    return {
+        "rope.dimension_count": _rotated(fields),
+        "use_parallel_residual": fields["use_parallel_residual"],
+    }
+
+
+def stablelm_tensors(found: Tensors, fields: Fields) -> Tensors:
+    """Gains of the heads of q, and of k, as one tensor a layer."""
+    made: Tensors = {}
+    heads: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in found.items():
+        one = _HEAD_NORM.fullmatch(name)
+        if one is None:
+            made[name] = tensor
+        else:
+            heads.setdefault(one[1], {})[int(one[2])] = tensor
+    stacks = {
+        f"{name}.weight": torch.stack([each[head] for head in sorted(each)])
+        for name, each in heads.items()
+    }
+    return made | stacks
+
+
+def _rotated(fields: Fields) -> int:
+    head: int = fields["hidden_size"] // fields["num_attention_heads"]
+    return int(head * fields["rope_parameters"]["partial_rotary_factor"])
