@@ -146,7 +146,7 @@ def _named(
 ) -> Iterator[tuple[str, Tensor]]:
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == conversion.architecture)
     names = gguf.get_tensor_name_map(kind, fields["num_hidden_layers"])
-    heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields["num_key_value_heads"]}
+    heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields.get("num_key_value_heads")}
     for name, tensor in tensors.items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None and name.startswith(("blk.", "rope_", "token_")):
@@ -568,6 +568,16 @@ CONVERSIONS: dict[str, list[Conversion]] = {
                 "rope_parameters": _WHOLE_HEAD,
             },
         )
+    ],
+    "gptneox": [
+        Conversion(
+            "gptneox",
+            small,
+            metadata=reordered.gptneox,
+            tensors=reordered.gptneox_tensors,
+            without=("rope.freq_base", "attention.head_count_kv"),
+        )
+        for small in ({}, {"use_parallel_residual": False, "rope_parameters": _WHOLE_HEAD})
     ],
     "qwen3next": [
         Conversion(

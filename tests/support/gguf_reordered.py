@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to Llama 4, ERNIE 4.5 and StableLM (gguf_files.py)."""
+"""What llama.cpp's converter does to Llama 4, ERNIE 4.5, StableLM and GPT-NeoX (gguf_files.py)."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ def stablelm_tensors(found: Tensors, fields: Fields) -> Tensors:
         for name, each in heads.items()
     }
     return made | stacks
+
+
+def gptneox(fields: Fields) -> Fields:
+    return stablelm(fields)
+
+
+def gptneox_tensors(found: Tensors, fields: Fields) -> Tensors:
+    """q of all heads, then k, then v; in checkpoints the three of a head stand together."""
+    heads = fields["num_attention_heads"]
+    made = {}
+    for name, tensor in found.items():
+        if ".query_key_value." in name:
+            parts = tensor.view(heads, 3, -1, *tensor.shape[1:]).transpose(0, 1)
+            tensor = parts.reshape(tensor.shape)
+        made[name] = tensor
+    return made
 
 
 def _rotated(fields: Fields) -> int:

@@ -59,6 +59,7 @@ MISSING = {
     "llama4": ("layers.0.self_attn.k_proj", "layers.0.self_attn.k_proj.weight"),
     "ernie4_5_moe": ("layers.1.mlp.moe_statics", "layers.1.mlp.gate.e_score_correction_bias"),
     "stablelm": ("layers.0.self_attn.k_layernorm", "layers.0.self_attn.k_norm.weight"),
+    "gptneox": ("layers.1.attention.query_key_value.w", "layers.1.self_attn.q_proj.weight"),
 }
 
 
