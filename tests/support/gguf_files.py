@@ -245,6 +245,17 @@ def _quantised_gates(found: dict[str, Tensor], fields: Fields) -> dict[str, Tens
     return found | {name: found[name].view(-1) for name in gates}
 
 
+def _with_merged_experts(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """--fuse-gate-up-exps: rows of gate, then those of up."""
+    made = dict(found)
+    for name in found:
+        if name.endswith(".mlp.experts.gate_proj.weight"):
+            start = name.removesuffix("gate_proj.weight")
+            parts = [made.pop(f"{start}{one}_proj.weight") for one in ("gate", "up")]
+            made[f"{start}gate_up_proj.weight"] = torch.cat(parts, dim=1)
+    return made
+
+
 def _gpt_oss(fields: Fields) -> Fields:
     return {**_window(fields), "expert_feed_forward_length": fields["intermediate_size"]}
 
@@ -620,8 +631,8 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             "qwen35moe",
             hybrid.SMALL,
             metadata=hybrid.sizes_3_5,
-            tensors=lambda found, fields: _quantised_gates(
-                hybrid.tensors_3_5(found, fields), fields
+            tensors=lambda found, fields: _with_merged_experts(
+                _quantised_gates(hybrid.tensors_3_5(found, fields), fields)
             ),
         ),
     ],
