@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-_MERGED = re.compile(r"(.*\.experts\.\d+)\.gate_up_proj\.(weight|bias)")
+# Leaves: floating point, or a GGUF file's blocks, a row's one after the other.
+_MERGED = re.compile(r"(.*\.experts\.\d+)\.gate_up_proj\.(weight|bias|q\d_\w|mxfp4)")
 
 
 def cut_experts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

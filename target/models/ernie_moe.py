@@ -9,14 +9,32 @@ from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GGUF_SHARED_EXPERTS, GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 
 
 class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
     """Experts chosen by softmax with a correction, and shared ones; rotary pairs side by side."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("ernie4_5-moe",),
+        "ernie4_5_moe",
+        tensors={
+            **GGUF_EXPERTS,
+            **GGUF_SHARED_EXPERTS,
+            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        },
+        metadata={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        fields=lambda file: {"moe_layer_end_index": -1, "use_bias": False},
+        reordered=("attn_q", "attn_k"),
+    )
     has_rotary_pairs = True
     tensor_names: ClassVar[dict[str, str]] = {
         "shared_experts": "shared_expert",

@@ -10,16 +10,32 @@ from torch import Tensor
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import rotary_fraction
 from specengine.layers.weights import parts_of_heads, require_floating
+from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import biases, num_layers, rope_of_part
 from specengine.target.models.llama import LlamaForCausalLM
 
 # Masks that old checkpoints carry.
 _BUFFERS = (".self_attn.bias", ".self_attn.masked_bias")
+_LAYERS_OF_20B = 44
 
 
 class GPTNeoXForCausalLM(LlamaForCausalLM):
     """Attention and feed-forward side by side, each behind a LayerNorm of its own; a feed-forward
     without gate, biases everywhere, part of a head rotated, as many KV heads as heads."""
 
+    # A file tells no activation. GPT-NeoX 20B alone has an approximate one.
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("gptneox",),
+        "gpt_neox",
+        epsilon="layer_norm_eps",
+        tensors={"attn_qkv": "self_attn.qkv_proj"},
+        metadata={"use_parallel_residual": "use_parallel_residual"},
+        fields=lambda file: {
+            "hidden_act": "gelu_fast" if num_layers(file) == _LAYERS_OF_20B else "gelu",
+            "rope_parameters": rope_of_part(file),
+            **biases(file, attention_bias="attn_qkv"),
+        },
+    )
     tensor_names: ClassVar[Mapping[str, str]] = {
         "gpt_neox": "model",
         "embed_in": "embed_tokens",

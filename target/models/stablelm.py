@@ -11,6 +11,8 @@ from torch import Tensor
 from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import rotary_fraction
+from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import biases, rope_of_part
 from specengine.target.models.llama import LlamaForCausalLM
 
 
@@ -18,6 +20,18 @@ class StableLmForCausalLM(LlamaForCausalLM):
     """LayerNorm with bias, part of a head rotated. The larger StableLM 2 computes attention and
     feed-forward side by side, behind one norm, and normalises each head of q and k."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("stablelm",),
+        "stablelm",
+        epsilon="layer_norm_eps",
+        # Files say use_parallel_residual of models that have a norm before feed-forward, too.
+        fields=lambda file: {
+            "use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensor_names,
+            "qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensor_names,
+            "rope_parameters": rope_of_part(file),
+            **biases(file, use_qkv_bias="attn_q"),
+        },
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "qk_layernorm": True,
         "use_parallel_residual": True,

@@ -18,7 +18,7 @@ TREE = SpecConfig(
 )
 
 
-@pytest.mark.parametrize("family", ["qwen3next", "qwen3_5", "llama4"])
+@pytest.mark.parametrize("family", ["qwen3next", "qwen3_5", "llama4", "stablelm", "gptneox"])
 def test_ngram_trees_say_what_transformers_says(family: str, tmp_path: Path) -> None:
     conversion = CONVERSIONS[family][0]
     folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)

@@ -158,6 +158,9 @@ EXPERTS = {
     "mixtral": {"intermediate_size": 64},
     "gptoss": {"intermediate_size": 64},
     "deepseekv3": {"moe_intermediate_size": 64},
+    "ernie4_5_moe": {"moe_intermediate_size": 64},
+    "llama4": {"intermediate_size_mlp": 64},
+    "qwen3_5moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
 }
 TYPES = {
     "as the file": {"ffn_gate_exps.weight": "Q4_0", "ffn_up_exps.weight": "Q4_0",
@@ -183,6 +186,19 @@ def test_experts_stay_in_their_blocks(
         bits = experts.packed.gate_up.num_bytes * 8 / wide.gate_up.numel()
         filled = 128 / 64  # columns of MXFP4, to a whole chunk
         assert bits == (4.25 * filled if types == "mxfp4" else 4.5)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "MXFP4"])
+def test_experts_whose_gate_and_up_are_one_tensor_stay_in_their_blocks(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, kept = _both("qwen3_5moe", {"_exps.weight": kind}, tmp_path, monkeypatch, form=1)
+    for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True):
+        experts, wide = layer.mlp.experts, expected.mlp.experts
+        assert experts.packed is not None
+        x = torch.randn(5, 64)
+        chosen = expected.mlp.gate.choose(x)
+        torch.testing.assert_close(experts(x, chosen), wide(x, chosen), rtol=1e-4, atol=1e-4)
 
 
 def test_experts_in_two_types_become_dense_and_are_counted(
@@ -255,10 +271,14 @@ def test_gated_delta_layers_stay_in_their_blocks(
 
 
 def _both(
-    family: str, types: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    types: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: int = 0,
 ) -> tuple[Any, Any]:
     """The same file dequantised, and kept as on a GPU."""
-    conversion = CONVERSIONS[family][0]
+    conversion = CONVERSIONS[family][form]
     fields = {**conversion.small, "intermediate_size": 64, **EXPERTS.get(family, {})}
     folder = save_small_model(family, tmp_path / "small", 3, **fields)
     kinds = {name: Kind[kind] for name, kind in types.items()}

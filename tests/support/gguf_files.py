@@ -146,7 +146,7 @@ def _named(
 ) -> Iterator[tuple[str, Tensor]]:
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == conversion.architecture)
     names = gguf.get_tensor_name_map(kind, fields["num_hidden_layers"])
-    heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields["num_key_value_heads"]}
+    heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields.get("num_key_value_heads")}
     for name, tensor in tensors.items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None and name.startswith(("blk.", "rope_", "token_")):
@@ -243,6 +243,17 @@ def _quantised_gates(found: dict[str, Tensor], fields: Fields) -> dict[str, Tens
     gates = [name for name in found if name.endswith("shared_expert_gate.weight")]
     assert gates
     return found | {name: found[name].view(-1) for name in gates}
+
+
+def _with_merged_experts(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """--fuse-gate-up-exps: rows of gate, then those of up."""
+    made = dict(found)
+    for name in found:
+        if name.endswith(".mlp.experts.gate_proj.weight"):
+            start = name.removesuffix("gate_proj.weight")
+            parts = [made.pop(f"{start}{one}_proj.weight") for one in ("gate", "up")]
+            made[f"{start}gate_up_proj.weight"] = torch.cat(parts, dim=1)
+    return made
 
 
 def _gpt_oss(fields: Fields) -> Fields:
@@ -370,6 +381,7 @@ _OLMO3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
 
+_WHOLE_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
 _LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 
 _SCALES = _keys(
@@ -541,6 +553,43 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             tensors=reordered.llama4_tensors,
         ),
     ],
+    "ernie4_5_moe": [
+        Conversion("ernie4_5-moe", metadata=reordered.ernie, tensors=reordered.ernie_tensors),
+        Conversion(
+            "ernie4_5-moe",
+            {"moe_layer_interval": 2, "moe_num_shared_experts": 0, "tie_word_embeddings": False},
+            metadata=reordered.ernie,
+            tensors=reordered.squeezed_ernie_tensors,
+        ),
+    ],
+    "stablelm": [
+        Conversion(
+            "stablelm",
+            small,
+            metadata=reordered.stablelm,
+            tensors=reordered.stablelm_tensors,
+            without=("rope.freq_base",),
+        )
+        for small in (
+            {},
+            {
+                "qk_layernorm": False,
+                "use_parallel_residual": False,
+                "use_qkv_bias": False,
+                "rope_parameters": _WHOLE_HEAD,
+            },
+        )
+    ],
+    "gptneox": [
+        Conversion(
+            "gptneox",
+            small,
+            metadata=reordered.gptneox,
+            tensors=reordered.gptneox_tensors,
+            without=("rope.freq_base", "attention.head_count_kv"),
+        )
+        for small in ({}, {"use_parallel_residual": False, "rope_parameters": _WHOLE_HEAD})
+    ],
     "qwen3next": [
         Conversion(
             "qwen3next",
@@ -582,8 +631,8 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             "qwen35moe",
             hybrid.SMALL,
             metadata=hybrid.sizes_3_5,
-            tensors=lambda found, fields: _quantised_gates(
-                hybrid.tensors_3_5(found, fields), fields
+            tensors=lambda found, fields: _with_merged_experts(
+                _quantised_gates(hybrid.tensors_3_5(found, fields), fields)
             ),
         ),
     ],

@@ -61,6 +61,13 @@ def test_glm_4_7_flash_loads_as_deepseek(tmp_path: Path, mini_runner: Any) -> No
     check(path, "DeepseekV3ForCausalLM", reference, mini_runner)
 
 
+def test_mimo_that_was_converted_as_qwen2_loads_as_qwen2(tmp_path: Path, mini_runner: Any) -> None:
+    """llama.cpp has no architecture of its own for it."""
+    folder = save_small_model("mimo", tmp_path / "small", 3)
+    path = convert(folder, tmp_path / "small.gguf", CONVERSIONS["qwen2"][0])
+    check(path, "Qwen2ForCausalLM", reference_model(folder, "mimo"), mini_runner)
+
+
 @pytest.mark.parametrize("given", ["folder", "last part"])
 def test_parts_of_a_model_are_read_together(given: str, tmp_path: Path, mini_runner: Any) -> None:
     folder = save_small_model("qwen3moe", tmp_path / "small", 3, mlp_only_layers=[])

@@ -57,6 +57,9 @@ MISSING = {
     "qwen3_5": ("layers.0.linear_attn.in_proj_b", f"{ATTENTION}.in_proj_b.weight"),
     "qwen3_5moe": ("layers.1.mlp.shared_expert_gate", "layers.1.mlp.shared_expert_gate.weight"),
     "llama4": ("layers.0.self_attn.k_proj", "layers.0.self_attn.k_proj.weight"),
+    "ernie4_5_moe": ("layers.1.mlp.moe_statics", "layers.1.mlp.gate.e_score_correction_bias"),
+    "stablelm": ("layers.0.self_attn.k_layernorm", "layers.0.self_attn.k_norm.weight"),
+    "gptneox": ("layers.1.attention.query_key_value.w", "layers.1.self_attn.q_proj.weight"),
 }
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from specengine.runner.loader.gguf_file import GgufFile
 
 
-# Experts of a layer in GGUF files -> their names here (layers/experts.py).
+# Experts of a layer in GGUF files -> their names here (layers/experts.py). gate and up stand apart
+# or, one below the other, merged.
 GGUF_EXPERTS: Mapping[str, str] = {
     "ffn_gate_inp": "mlp.gate",
-    **{f"ffn_{one}_exps": f"mlp.experts.*.{one}_proj" for one in ("gate", "up", "down")},
+    **{f"ffn_{one}_exps": f"mlp.experts.*.{one}_proj" for one in ("gate", "up", "down", "gate_up")},
 }
 # The one that every row runs, where checkpoints say `shared_experts`.
 GGUF_SHARED_EXPERTS: Mapping[str, str] = {
