@@ -15,6 +15,7 @@ from specengine.layers.expert_tensors import cut_experts
 from specengine.layers.experts import Experts
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, MergedLinear
 from specengine.layers.norm import Norm
+from specengine.layers.quantization.gguf import KEPT
 
 PackedModules = Mapping[str, Sequence[str]]
 
@@ -87,7 +88,7 @@ def unpacked(
         if path not in merged:
             yield name, tensor
             continue
-        if kind != "bias" and merged[path].incoming is not None:
+        if merged[path].incoming is not None and not _has_rows(kind, tensor):
             merged[path].take_merged(name, tensor)
             continue
         parent, _, leaf = path.rpartition(".")
@@ -98,6 +99,12 @@ def unpacked(
             )
         for part, shard in zip(packed[leaf], torch.split(tensor, sizes), strict=True):
             yield f"{parent}.{part}.{kind}", shard
+
+
+def _has_rows(kind: str, tensor: Tensor) -> bool:
+    """Whether a layer's tensor, of this leaf, has a row an output, of floating point or of a GGUF
+    file's blocks. Other forms of quantisation may pack outputs together, or scale them so."""
+    return kind in KEPT or (kind in ("weight", "bias") and tensor.dtype in _WEIGHTS)
 
 
 def add_offsets(model: nn.Module) -> None:
@@ -117,9 +124,9 @@ def renamed(
 
 
 def require_floating(name: str, tensor: Tensor, order: str) -> None:
-    """Raises ModelLoadError for a tensor of a quantised checkpoint. order: how the family's rows
-    stand."""
-    if tensor.dtype not in _WEIGHTS or not name.endswith((".weight", ".bias")):
+    """Raises ModelLoadError for a tensor of a quantised checkpoint that does not have a row an
+    output. order: how the family's rows stand."""
+    if not _has_rows(name.rpartition(".")[2], tensor):
         raise ModelLoadError(
             f"tensor {name} is quantised, and {order} in this family's checkpoints, which only "
             "weights in floating point are taken out of"

@@ -21,7 +21,6 @@ class Cohere2ForCausalLM(LlamaForCausalLM):
         "cohere2",
         epsilon="layer_norm_eps",
         metadata={"logit_scale": "logit_scale", WINDOW: "sliding_window"},
-        reordered=("attn_q", "attn_k"),
         fields=lambda file: {"layer_types": gguf_layer_types(file, period=4)},
     )
     has_rotary_pairs: ClassVar[bool] = True

@@ -33,7 +33,6 @@ class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
             "leading_dense_block_count": "moe_layer_start_index",
         },
         fields=lambda file: {"moe_layer_end_index": -1, "use_bias": False},
-        reordered=("attn_q", "attn_k"),
     )
     has_rotary_pairs = True
     tensor_names: ClassVar[dict[str, str]] = {

@@ -23,7 +23,6 @@ class GlmForCausalLM(LlamaForCausalLM):
         ("chatglm",),
         "glm",
         tensors=_GGUF_TENSORS,
-        reordered=("attn_q", "attn_k", "attn_qkv"),
         fields=lambda file: {
             "attention_bias": any(biases(file, q="attn_q", all="attn_qkv").values())
         },
@@ -59,7 +58,6 @@ class Glm4ForCausalLM(GlmForCausalLM):
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
-        reordered=("attn_q", "attn_k", "attn_qkv"),
         fields=lambda file: biases(file, attention_bias="attn_q"),
     )
     tensor_names: ClassVar[Mapping[str, str]] = {

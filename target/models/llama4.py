@@ -66,7 +66,6 @@ class Llama4ForCausalLM(LlamaForCausalLM):
             "expert_used_count": "num_experts_per_tok",
         },
         fields=_gguf_fields,
-        reordered=("attn_q", "attn_k"),
     )
     has_rotary_pairs: ClassVar[bool] = True
     tensor_names: ClassVar[Mapping[str, str]] = {"feed_forward": "mlp", "router": "gate"}

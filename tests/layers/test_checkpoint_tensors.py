@@ -107,5 +107,6 @@ def test_quantised_rotary_pairs_are_refused(name: str) -> None:
     kind = torch.float32 if name.endswith("qweight") else torch.int8
     with pytest.raises(ModelLoadError, match=f"l.{name} is quantised, .*rotary pairs"):
         list(floating_pairs([(f"l.{name}", torch.zeros(4, 4, dtype=kind))]))
-    passed = [("l.v_proj.qweight", torch.zeros(2, 2)), ("l.q_proj.bias", torch.zeros(4))]
+    blocks = "l.q_proj.q8_0", torch.zeros(4, 34, dtype=torch.uint8)  # a row an output
+    passed = [("l.v_proj.qweight", torch.zeros(2, 2)), ("l.q_proj.bias", torch.zeros(4)), blocks]
     assert list(floating_pairs(passed)) == passed

@@ -222,14 +222,38 @@ def test_experts_in_two_types_become_dense_and_are_counted(
         torch.testing.assert_close(layer.mlp.experts.down, expected.mlp.experts.down)
 
 
+# Family, form, types of q and k, which the family reorders; v is in floating point in one.
+PAIRED = {
+    "apart": ("cohere2", 0, {"attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q4_0"}),
+    "pairs of all heads": ("ernie4_5_moe", 0, {"attn_q": "Q8_0", "attn_k": "Q8_0"}),
+    "a part rotated": ("glm", 0, {"attn_q.weight": "Q4_0", "attn_k.weight": "Q4_0"}),
+    "merged": ("glm", 1, {"attn_qkv.weight": "Q4_0"}),
+    "merged, in floating point": ("glm", 1, {"attn_qkv.weight": "F16"}),
+}
+
+
+@pytest.mark.parametrize("form", PAIRED)
+def test_rows_in_rotary_pairs_are_reordered_in_their_blocks(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, number, types = PAIRED[form]
+    dense, kept = _both(family, types, tmp_path, monkeypatch, number)
+    assert "tensors become dense" not in caplog.text
+    x = torch.randn(3, 64)
+    for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True):
+        found = layer.self_attn.qkv_proj
+        assert isinstance(found.kernel, QuantisedLinear) == ("floating" not in form)
+        expected = expected.self_attn.qkv_proj(x)
+        torch.testing.assert_close(found(x), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_types_that_no_product_multiplies_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows of q and k of this family are reordered."""
-    dense, kept = _both("cohere2", {"attn_q": "Q4_0", "attn_v": "Q4_0", "ffn_up": "MXFP4"},
+    dense, kept = _both("cohere2", {"attn_q": "Q4_0", "attn_v": "MXFP4", "ffn_up": "MXFP4"},
                         tmp_path, monkeypatch)  # fmt: skip
     layers = len(kept.model.layers)
-    assert f"reordered: {layers} in mxfp4, {layers} in q4_0" in caplog.text
+    assert f"multiplies their blocks: {2 * layers} in mxfp4" in caplog.text
     x = torch.randn(3, 64)
     for layer, expected in zip(kept.model.layers, dense.model.layers, strict=True):
         found = layer.self_attn.qkv_proj(x)

@@ -256,6 +256,17 @@ def _with_merged_experts(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
+def _with_merged_attention(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    """As checkpoints of the first GLM-4 have q, k and v."""
+    made = dict(found)
+    for name in found:
+        layer, marker, kind = name.partition(".self_attn.q_proj.")
+        if marker:
+            parts = [made.pop(f"{layer}.self_attn.{one}_proj.{kind}") for one in "qkv"]
+            made[f"blk.{layer.rpartition('.')[2]}.attn_qkv.{kind}"] = torch.cat(parts)
+    return made
+
+
 def _gpt_oss(fields: Fields) -> Fields:
     return {**_window(fields), "expert_feed_forward_length": fields["intermediate_size"]}
 
@@ -452,6 +463,11 @@ CONVERSIONS: dict[str, list[Conversion]] = {
     ],
     "glm": [
         Conversion("chatglm", metadata=lambda f: {"rope.dimension_count": _rotated(f)}),
+        Conversion(
+            "chatglm",
+            metadata=lambda f: {"rope.dimension_count": _rotated(f)},
+            tensors=_with_merged_attention,
+        ),
     ],
     "glm4": [
         Conversion("glm4", metadata=lambda f: {"rope.dimension_count": _rotated(f)}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,11 @@ class GgufFormat:
     where the checkpoint's has another. A name with `*` is of a tensor of all experts, whose numbers
     stand there. metadata: GGUF key without the architecture's prefix -> field of config.json,
     beside those of all families; a file has all of them. optional: the same, None where a file
-    lacks one. fields: of config.json, that no single key holds. reordered: GGUF names in a block
-    of tensors whose rows the family reorders or joins: they are dequantised, whatever is kept.
-    change: what else is otherwise in the file: (checkpoint name, tensor) pairs in, and the file,
-    which tells sizes; the checkpoint's pairs out. Columns of a kept matrix stay: beside it goes
-    `column_order` (layers/quantization/gguf.py). owns: whether a file of these architectures is of
-    this family, where several share one.
+    lacks one. fields: of config.json, that no single key holds. change: what else is otherwise in
+    the file: (checkpoint name, tensor) pairs in, and the file, which tells sizes; the checkpoint's
+    pairs out. Columns of a kept matrix stay: beside it goes `column_order`
+    (layers/quantization/gguf.py). owns: whether a file of these architectures is of this family,
+    where several share one.
     """
 
     architectures: tuple[str, ...]
@@ -57,7 +56,6 @@ class GgufFormat:
     metadata: Mapping[str, str] = field(default_factory=dict)
     optional: Mapping[str, str] = field(default_factory=dict)
     fields: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
-    reordered: Collection[str] = ()
     change: Callable[[Tensors, GgufFile], Tensors] = lambda tensors, file: tensors
     owns: Callable[[GgufFile], bool] = lambda file: True
 

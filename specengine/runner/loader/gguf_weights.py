@@ -114,8 +114,7 @@ class _Reader:
 
     def _linear(self, name: str, target: str) -> tuple[str, Tensor]:
         kind = name.split(".")[-2]
-        is_plain = name == _EMBEDDING or kind in self.format.reordered
-        target, tensor = self._matrix(name, target, () if is_plain else self.kept.linear)
+        target, tensor = self._matrix(name, target, () if name == _EMBEDDING else self.kept.linear)
         if self.format.has_rotary_pairs and kind in self.heads:
             tensor = unpermute(tensor, self.heads[kind])
         if self.format.norm_offset and name.endswith("norm.weight"):
@@ -136,8 +135,7 @@ class _Reader:
         found = {kind: count for kind, count in self.dense.items() if kind not in _FLOATING}
         if found:
             logger.warning(
-                "%s: tensors become dense, as no product multiplies their blocks, or their rows "
-                "are reordered: %s",
+                "%s: tensors become dense, as no product multiplies their blocks: %s",
                 self.file.path.name,
                 ", ".join(f"{count} in {kind}" for kind, count in sorted(found.items())),
             )
