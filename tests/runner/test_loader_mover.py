@@ -52,7 +52,8 @@ def _fake_device(size: int) -> DeviceLanding:
 
 
 def _files(folder: Path, num_files: int = 3) -> tuple[MappedFiles, dict[str, Tensor]]:
-    files, found = MappedFiles(), {}
+    files = MappedFiles()
+    found: dict[str, Tensor] = {}
     for number in range(num_files):
         path = folder / f"part-{number}.safetensors"
         made = {f"{number}.{i}": torch.randn(3 + i, 40) for i in range(8)}
