@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import split_over
+from specengine.layers.in_place import weights_of
 from specengine.layers.moves import Move
 from specengine.runner.loader import landing, mover
 from specengine.runner.loader.landing import DeviceLanding
@@ -191,9 +192,9 @@ def _copied_at_once() -> Iterator[None]:
         yield
 
 
-def _load(folder: Path, dtype: torch.dtype = torch.bfloat16, packs: bool = False) -> nn.Module:
+def _load(folder: Path, device: torch.device = CPU) -> nn.Module:
     source = resolve_model(ModelConfig(model=str(folder)))
-    return load_model(source, find_model_class, dtype, CPU, packs=packs)
+    return load_model(source, find_model_class, torch.bfloat16, device, packs=False)
 
 
 def _check_same(one: nn.Module, other: nn.Module) -> None:
@@ -253,3 +254,45 @@ def test_an_error_of_a_thread_ends_the_load_of_a_model(
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(ModelLoadError, match=r"cannot be read \(tensors .*: .*Input/output error"):
         _load(small_models["llama"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("batch_bytes", [64, 1 << 20])
+def test_places_on_a_card_have_the_bits_of_their_views(
+    change: str, dtype: torch.dtype, batch_bytes: int, tmp_path: Path
+) -> None:
+    files, tensors = _files(tmp_path, 1)
+    source = CHANGES[change](tensors["0.half"])
+    rows = torch.zeros((*source.shape, 3), dtype=dtype, device="cuda")
+    whole = torch.zeros(source.shape, dtype=dtype, device="cuda")
+    moves = [Move("a", whole, source), Move("b", rows[..., 1], source)]
+    FileMover(files, 4, batch_bytes).move(moves)
+    assert torch.equal(whole.cpu(), source.to(dtype))
+    assert torch.equal(rows.cpu()[..., 1], source.to(dtype))
+    assert not rows[..., 0].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("form", [None, "fp8 tensor", "gptq"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_models_on_a_card_are_filled_as_by_copies_one_by_one(
+    form: str | None, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"moe_intermediate_size": 64, "intermediate_size": 128}
+    folder = save_small_model("qwen3moe", tmp_path / "plain", 3, **fields)
+    if form is not None:
+        folder = quantise_model(folder, tmp_path, FORMATS[form]).quantised
+    monkeypatch.setattr(mover, "BATCH_BYTES", 4096)
+    for rank in range(size):
+        with split_over(PretendedRanks(size, rank)):
+            with _copied_at_once():
+                expected = _load(folder, torch.device("cuda"))
+            found = _load(folder, torch.device("cuda"))
+        for one, other in zip(weights_of(found), weights_of(expected), strict=True):
+            assert torch.equal(
+                one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+            )
