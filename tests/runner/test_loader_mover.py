@@ -22,6 +22,7 @@ from specengine.core.parallel import split_over
 from specengine.layers.in_place import weights_of
 from specengine.layers.moves import Move
 from specengine.runner.loader import landing, mover
+from specengine.runner.loader.batches import batches_of
 from specengine.runner.loader.landing import DeviceLanding
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.mapped_files import MappedFiles
@@ -117,7 +118,7 @@ def test_a_file_that_shrank_ends_all_threads_with_the_tensor_named(
     moves = _moves(tensors)
     os.truncate(tmp_path / "part-1.safetensors", 700)
     before = threading.active_count()
-    with pytest.raises(ModelLoadError, match=r"the file ends .* for tensor 1\.\w+: it was changed"):
+    with pytest.raises(ModelLoadError, match=r"part-1\.safetensors ends .* with tensor 1\.\w+: it"):
         FileMover(files, 4, 512).move(moves)
     assert threading.active_count() == before
 
@@ -148,6 +149,21 @@ def test_no_batch_begins_behind_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match="batch 1"):
         FileMover(files, 1, 512).move(_moves(tensors))
     assert landed[1:] == ["end"]
+
+
+def test_a_landing_that_failed_ends_behind_what_the_device_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, tensors = _files(tmp_path, 1)
+    monkeypatch.setattr(landing, "platform_of", lambda device: FakePlatform())
+    move = Move("0.half", torch.zeros(7), tensors["0.half"])  # a copy that PyTorch refuses
+    (batch,) = batches_of([move], files.find, 1 << 20)
+    one = _fake_device(batch.size)
+    with batch.path.open("rb") as file, pytest.raises(RuntimeError):
+        one.land(file.fileno(), batch)
+    assert not one.event.query()
+    one.end()
+    assert one.event.query()
 
 
 def test_open_files_and_bytes_in_flight_have_a_bound(

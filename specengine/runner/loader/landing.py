@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.platform import platform_of
-from specengine.runner.loader.batches import Batch, Piece
+from specengine.runner.loader.batches import Batch
 from specengine.runner.loader.mapped_files import num_bytes_spanned
 
 # Elements up to which PyTorch copies in the thread that asks. Above, it wakes threads of its own
@@ -43,11 +43,12 @@ class HostLanding:
             place, tensor = piece.move.place, piece.move.tensor
             is_whole = place.is_contiguous() and tensor.is_contiguous()
             if is_whole and place.dtype == tensor.dtype:
-                read_bytes(file, place.view(-1).view(torch.uint8), piece.start, piece)
+                whole = place.view(-1).view(torch.uint8)
+                read_bytes(file, whole, piece.start, batch)
                 continue
             if self.buffer is None:
                 self.buffer = torch.empty(self.size, dtype=torch.uint8)
-            read_bytes(file, self.buffer[: num_bytes_spanned(tensor)], piece.start, piece)
+            read_bytes(file, self.buffer[: num_bytes_spanned(tensor)], piece.start, batch)
             _copy_serially(place, _view(self.buffer, 0, tensor))
 
     def end(self) -> None: ...
@@ -74,13 +75,15 @@ class DeviceLanding:
     def land(self, file: int, batch: Batch) -> None:
         self.end()
         for read in batch.reads:
-            read_bytes(file, self.host[read.at : read.end], read.start, batch.pieces[0])
+            read_bytes(file, self.host[read.at : read.end], read.start, batch)
         with self.platform.on_stream(self.stream):
-            self.is_busy = True
-            self.buffer[: batch.size].copy_(self.host[: batch.size], non_blocking=True)
-            for piece in batch.pieces:
-                piece.move.place.copy_(_view(self.buffer, piece.at, piece.move.tensor))
-            self.event.record()
+            try:
+                self.buffer[: batch.size].copy_(self.host[: batch.size], non_blocking=True)
+                for piece in batch.pieces:
+                    piece.move.place.copy_(_view(self.buffer, piece.at, piece.move.tensor))
+            finally:
+                self.event.record()
+                self.is_busy = True
 
     def end(self) -> None:
         if self.is_busy:
@@ -88,16 +91,18 @@ class DeviceLanding:
             self.is_busy = False
 
 
-def read_bytes(file: int, place: Tensor, start: int, piece: Piece) -> None:
-    """Fill `place`, uint8 [n] on the host, from byte `start` of a file. piece: for errors. Raises
-    OSError, and ModelLoadError where the file ends before."""
+def read_bytes(file: int, place: Tensor, start: int, batch: Batch) -> None:
+    """Fill `place`, uint8 [n] on the host, from byte `start` of the batch's file. Raises OSError,
+    and ModelLoadError where the file ends before."""
     memory = place.numpy().data
     while memory:
         count = os.preadv(file, [memory], start)
         if not count:
+            found = [one.move.name for one in batch.pieces if one.start <= start]
             raise ModelLoadError(
-                f"the file ends {len(memory)} bytes before the end of what is read for tensor "
-                f"{piece.move.name}: it was changed meanwhile; load again when it is whole"
+                f"{batch.path} ends at byte {start}, {len(memory)} bytes before the end of what is "
+                f"read with tensor {found[-1]}: it was changed while it was read; load again when "
+                "it is whole"
             )
         memory, start = memory[count:], start + count
 

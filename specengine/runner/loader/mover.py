@@ -29,8 +29,8 @@ from specengine.runner.loader.huge_pages import advise_huge_pages
 from specengine.runner.loader.landing import DeviceLanding, HostLanding, Landing
 from specengine.runner.loader.mapped_files import MappedFiles
 
-BATCH_BYTES = 16 << 20  # a device's copies are as fast as they get, and files are read so, too
-MOST_THREADS = 8  # more do not read faster, from memory or from a disk
+BATCH_BYTES = 16 << 20  # of pinned memory a thread; copies to a device reach their rate far below
+MOST_THREADS = 8  # of a rank: 128 MiB of pinned memory, and as much on the device
 
 
 class FileMover:
