@@ -60,7 +60,10 @@ class NativeLinear:
     @staticmethod
     def fits(weight: Tensor) -> bool:
         """It loses nothing, and the compiled form is there."""
-        return native.fits(weight) and torch.equal(weight.to(torch.bfloat16).to(weight), weight)
+        if not native.fits(weight):
+            return False
+        is_exact = weight.dtype == torch.bfloat16  # and need not be compared
+        return is_exact or torch.equal(weight.to(torch.bfloat16).to(weight), weight)
 
 
 class OneDnnLinear:
@@ -193,7 +196,7 @@ def _unquantized_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel | N
         if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
             return MklLinear(weight, bias)
     if weight.dtype == torch.bfloat16:
-        if NativeLinear.fits(weight) and not torch.cpu._is_avx512_bf16_supported():
+        if not torch.cpu._is_avx512_bf16_supported() and NativeLinear.fits(weight):
             return NativeLinear(weight, bias)
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return OneDnnLinear(weight, bias)

@@ -14,6 +14,7 @@ from specengine.core.parallel import AnyCut
 from specengine.layers.expert_tensors import cut_experts
 from specengine.layers.experts import Experts
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, MergedLinear
+from specengine.layers.moves import Plan
 from specengine.layers.norm import Norm
 from specengine.layers.quantization.gguf import KEPT
 
@@ -35,15 +36,19 @@ class CutPlace:
         shape[self.cut.dim] = self.cut.whole
         return torch.Size(shape)
 
+    def parts(self, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(part of this rank's parameter, view of what fills it). whole: the checkpoint's tensor.
+        None where this rank has nothing of it."""
+        dim, ranges = self.cut.dim, [one for one in self.cut.ranges if one.size]
+        places = torch.split(self.tensor, [one.size for one in ranges], dim) if ranges else ()
+        for place, one in zip(places, ranges, strict=True):
+            yield place, whole.narrow(dim, one.start, one.size)
+
     def copy_(self, whole: Tensor) -> None:
-        """whole: the checkpoint's tensor, of which no more is read than is copied."""
         if not self.cut.size:
             self.tensor.zero_()
-            return
-        dim, ranges = self.cut.dim, self.cut.ranges
-        places = torch.split(self.tensor, [one.size for one in ranges], dim)
-        for place, one in zip(places, ranges, strict=True):
-            place.copy_(whole.narrow(dim, one.start, one.size))
+        for place, part in self.parts(whole):
+            place.copy_(part)
 
 
 # A parameter, or what collects the tensors that stand for one in a quantised checkpoint.
@@ -179,8 +184,9 @@ def fill_places(
     model_name: str,
     ignored: Sequence[str] = (),
 ) -> None:
-    """`load_weights` for parameters that the caller has named: checkpoint name -> parameter."""
-    missing, ignored = set(places), tuple(ignored)
+    """`load_weights` for parameters that the caller has named: checkpoint name -> parameter. What
+    lies in files is read when all names and shapes are known to fit (layers/moves.py)."""
+    missing, ignored, plan = set(places), tuple(ignored), Plan()
     for name, tensor in weights:
         if name.startswith(ignored) or name.endswith(_COMPUTED):
             continue
@@ -189,7 +195,7 @@ def fill_places(
         is_own = name in places and not isinstance(places[name], IncomingWeight)
         collector = None if is_own or name.endswith(".bias") else places.get(weight_name)
         if isinstance(collector, IncomingWeight):
-            collector.take(name, tensor)
+            collector.take(name, plan.moved(name, tensor, collector.device))
             missing.discard(weight_name)
             continue
         if name not in places:
@@ -197,11 +203,17 @@ def fill_places(
                 f"unexpected tensor {name} {list(tensor.shape)}: {model_name} has no such "
                 "parameter; config.json and weights do not belong together"
             )
-        _copy(name, tensor, places[name])
+        if name not in missing:
+            raise ModelLoadError(
+                f"tensor {name} comes twice: several files hold it, or it stands both merged and "
+                "apart; which of them is meant is not known"
+            )
+        _put(name, tensor, places[name], plan)
         missing.discard(name)
     missing = {name for name in missing if not _came_merged(places[name])}
     if missing:
         raise ModelLoadError(_missing_message(sorted(missing)))
+    plan.carry_out()
 
 
 def _came_merged(place: Place) -> bool:
@@ -250,7 +262,7 @@ def cut_place(view: Tensor, cut: AnyCut | None) -> Tensor | CutPlace:
     return view if cut is None or cut.size == cut.whole else CutPlace(view, cut)
 
 
-def _copy(name: str, tensor: Tensor, place: Place) -> None:
+def _put(name: str, tensor: Tensor, place: Place, plan: Plan) -> None:
     assert not isinstance(place, IncomingWeight), "a collector takes all tensors of its layer"
     if tensor.dtype not in _WEIGHTS:
         raise ModelLoadError(
@@ -261,7 +273,13 @@ def _copy(name: str, tensor: Tensor, place: Place) -> None:
         raise ModelLoadError(
             f"tensor {name} has shape {list(tensor.shape)}, the model needs {list(place.shape)}"
         )
-    place.copy_(tensor)
+    if isinstance(place, Tensor):
+        plan.add(name, place, tensor)
+    elif not place.cut.size:
+        place.tensor.zero_()
+    else:
+        for own, part in place.parts(tensor):
+            plan.add(name, own, part)
 
 
 def _missing_message(names: list[str]) -> str:

@@ -16,6 +16,7 @@ from specengine.layers.experts import Experts
 from specengine.layers.in_place import check_alike, put_weights
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.linear import deferred_weights
+from specengine.layers.quantization import experts as quantised_experts
 from specengine.layers.quantization import linears
 from specengine.layers.quantization.fp8 import Fp8WhileLoading
 from specengine.layers.quantization.linears import close_linears, fill_linears, open_linears
@@ -97,6 +98,16 @@ def dense_output(held: Checkpoint) -> Tensor:
     model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": Experts(HIDDEN, SPEC)})})
     fill_places(weight_places(model, {}), held.dense.items(), "test")
     return run(experts_of(model))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "gptq"])
+def test_how_many_experts_come_at_once_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = checkpoint(FORMATS[name])
+    expected = run(read(method_of(FORMATS[name]), held.tensors))
+    monkeypatch.setattr(quantised_experts, "_BYTES_AHEAD", 1)
+    assert torch.equal(run(read(method_of(FORMATS[name]), held.tensors)), expected)
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

@@ -14,8 +14,11 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import has_triton
 from specengine.kernels.experts.packed import ExpertFormat, PackedExperts
 from specengine.layers.experts import Experts
+from specengine.layers.moves import Plan
 from specengine.layers.quantization.method import LayerTensors, Quantization
 from specengine.layers.quantization.parts import Part, dense, join_parts, own_part, read_part
+
+_BYTES_AHEAD = 256 << 20  # of a layer's experts, on the device beside those that are packed
 
 
 def close_experts(
@@ -55,6 +58,7 @@ class _Reader:
         assert module.incoming is not None
         self.module, self.incoming = module, module.incoming
         self.method, self.dtype = method, dtype
+        self.arrived: dict[str, dict[str, Tensor]] = {}  # on the device, until they are read
 
     def packed(self) -> tuple[PackedExperts, PackedExperts] | None:
         """gate and up, and down; None where products of them have no format."""
@@ -84,10 +88,27 @@ class _Reader:
     def _read(self, name: str) -> Part:
         """This rank's part of one product of one expert."""
         one = self.incoming[name]
-        tensors = one.tensors if one.draw is None else one.draw()
-        moved = {leaf: tensor.to(self.module.device) for leaf, tensor in tensors.items()}
+        if one.draw is None and name not in self.arrived:
+            self._bring(name)
+        moved = self.arrived.pop(name) if one.draw is None else one.draw()
         layer = LayerTensors(one.name, *one.whole_shape, moved)
         return own_part(read_part(layer, self.method, self.dtype, keeps=False), one.cut, one.name)
+
+    def _bring(self, name: str) -> None:
+        """To the device, with the same product of experts behind this one: many are read from files
+        as fast as one."""
+        number, _, product = name.partition(".")
+        plan, num_bytes = Plan(), 0
+        for expert in range(int(number), self.module.count):
+            one = self.incoming[f"{expert}.{product}"]
+            num_bytes += sum(tensor.nbytes for tensor in one.tensors.values())
+            if num_bytes > _BYTES_AHEAD and expert > int(number):
+                break
+            self.arrived[f"{expert}.{product}"] = {
+                leaf: plan.moved(f"{one.name}.{leaf}", tensor, self.module.device)
+                for leaf, tensor in one.tensors.items()
+            }
+        plan.carry_out()
 
 
 def _format_of(weight: Part | None) -> ExpertFormat | None:

@@ -14,6 +14,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight
+from specengine.layers.moves import Plan
 
 QuantisedWeight = Fp8Weight | IntWeight | Mxfp4Weight
 
@@ -33,7 +34,11 @@ class LayerTensors:
         cls, incoming: IncomingWeight, rows: int, columns: int, device: torch.device | None = None
     ) -> LayerTensors:
         """device: where they are moved to; None leaves them where they were collected."""
-        tensors = {leaf: tensor.to(device) for leaf, tensor in incoming.tensors.items()}
+        plan, tensors = Plan(), dict(incoming.tensors)
+        if device is not None:
+            for leaf, tensor in incoming.tensors.items():
+                tensors[leaf] = plan.moved(f"{incoming.name}.{leaf}", tensor, device)
+        plan.carry_out()
         return cls(incoming.name, rows, columns, tensors)
 
     def has(self, leaf: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.hf_config import make_config
+from specengine.runner.loader.mapped_files import MappedFiles
 
 # Files whose reading may run any code.
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -69,13 +70,14 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def iterate_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every weight, one at a time. A file that cannot be read raises
-    ModelLoadError naming it."""
+def iterate_safetensors(
+    directory: Path, files: MappedFiles | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every weight, one at a time, whose bytes are read where they are used. A
+    file that cannot be read raises ModelLoadError naming it. files: where views are found again."""
+    files = files or MappedFiles()
     for path in weight_files(directory):
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                yield name, file.get_tensor(name)
+        yield from files.tensors(path)
 
 
 def read_tensor_shapes(directory: Path) -> dict[str, list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from specengine.core.errors import ConfigError, ModelLoadError, OutOfMemoryError
 from specengine.core.registry import LOAD_QUANTIZATIONS, load_place
 from specengine.layers.linear import deferred_weights
 from specengine.layers.linear_cpu import pack_linears
+from specengine.layers.moves import moving_with
 from specengine.layers.quantization.gguf import KEPT, KEPT_OF_EXPERTS
 from specengine.layers.quantization.linears import (
     close_linears,
@@ -29,7 +30,9 @@ from specengine.runner.loader.gguf_weights import Kept, iterate_gguf_weights
 from specengine.runner.loader.hf_directory import iterate_safetensors
 from specengine.runner.loader.kv_scales import KvScales
 from specengine.runner.loader.language_part import language_tensors
+from specengine.runner.loader.mapped_files import MappedFiles
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.mover import FileMover
 from specengine.runner.loader.pooling import as_decoder_name
 
 FindModelClass = Callable[[Sequence[str]], Any]
@@ -56,7 +59,7 @@ def load_model(
     """
     model_class = model_class_of(source, find_model_class)
     method = quantization_of(source, quantization)
-    with _out_of_memory_named(source, device), torch.no_grad():
+    with ExitStack() as reading, _out_of_memory_named(source, device), torch.no_grad():
         with _tensors_are(dtype, device), deferred_weights() if method else nullcontext():
             model = _build(model_class, _served(source, context_length))
         if method is not None:
@@ -66,8 +69,9 @@ def load_model(
             if method is not None:
                 fill_linears(model, method, seed)
         else:
-            scales = KvScales()
-            weights = scales.taken_from(iterate_weights(source, method))
+            scales, files = KvScales(), MappedFiles()
+            reading.enter_context(moving_with(FileMover(files)))
+            weights = scales.taken_from(iterate_weights(source, method, files))
             model.load_weights(weights)  # type: ignore[operator]
             if fp8_kv:
                 scales.apply(model)
@@ -133,16 +137,16 @@ def _build(model_class: Any, source: ModelSource) -> nn.Module:
 
 
 def iterate_weights(
-    source: ModelSource, method: Quantization | None = None
+    source: ModelSource, method: Quantization | None = None, files: MappedFiles | None = None
 ) -> Iterable[tuple[str, Tensor]]:
     """(checkpoint name, tensor on CPU) of every weight; for a source with files. Of a multimodal
-    model those of its language part."""
+    model those of its language part. files: where the tensors of safetensors are found again."""
     if source.gguf_file is not None:
         keeps = method is not None and method.keeps_gguf
         kept = Kept(KEPT, KEPT_OF_EXPERTS) if keeps else None
         return iterate_gguf_weights(GgufFile(source.gguf_file), kept)
     assert source.directory is not None
-    found = language_tensors(iterate_safetensors(source.directory), source.hf_config)
+    found = language_tensors(iterate_safetensors(source.directory, files), source.hf_config)
     if source.pooling is None:
         return found
     return ((as_decoder_name(name), tensor) for name, tensor in found)
