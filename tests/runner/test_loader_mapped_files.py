@@ -52,6 +52,15 @@ def test_a_view_is_found_in_its_file_and_a_copy_is_not(tmp_path: Path) -> None:
     assert files.find(other) is None
 
 
+def test_a_view_that_was_written_to_is_not_taken_for_the_file(tmp_path: Path) -> None:
+    path, files = tmp_path / "f.safetensors", MappedFiles()
+    save_file({"norm.weight": torch.zeros(4)}, path)
+    norm = dict(files.tensors(path))["norm.weight"]
+    assert files.find(norm) is not None
+    norm[1:3].add_(1)
+    assert files.find(norm) is None
+
+
 def test_the_file_stays_as_it_is_when_a_tensor_is_written_to(tmp_path: Path) -> None:
     path = tmp_path / "f.safetensors"
     save_file({"x": torch.zeros(4)}, path)

@@ -78,8 +78,9 @@ class MappedFiles:
             raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
 
     def find(self, tensor: Tensor) -> FileSpan | None:
-        """Where the bytes of a view stand. None for a tensor that is no view of these files."""
-        if tensor.device.type != "cpu":
+        """Where the bytes of a view stand. None for a tensor that is no view of these files, and
+        for views of a file to one of which something was written: the file has not got that."""
+        if tensor.device.type != "cpu" or tensor._version:
             return None
         address = tensor.data_ptr()
         index = bisect_right(self._addresses, address) - 1
