@@ -264,6 +264,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_bytes_are_read(
     for path in small_models["llama"].glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     save_file({k: v for k, v in tensors.items() if k != last}, tmp_path / "model.safetensors")
+    _use_fake_device(monkeypatch)
     moved: list[Any] = []
     monkeypatch.setattr(FileMover, "move", lambda self, moves: moved.append(moves))
     with pytest.raises(ModelLoadError, match=f"missing tensor {last}"):

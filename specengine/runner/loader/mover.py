@@ -7,8 +7,8 @@ tensor. So the bytes are not touched through the mapping. Threads take batches o
 one copy a batch. A rank reads the bytes of its own parts alone, as far as they stand together: of a
 part of each row the whole rows.
 
-A model on the host is copied from the mapping by the caller: the first write to its memory takes
-most of the time, and both a read to that memory and a copy by a buffer were slower, on two cores.
+A model on the host is copied tensor by tensor from mappings, a file at a time: the first write to
+its memory takes most of the time. Reads to that memory and copies by a buffer were slower.
 
 Bounds: a thread has one file open and one batch in memory; on a device as much there again.
 """
@@ -121,6 +121,11 @@ def _land(batch: Batch, landing: DeviceLanding) -> None:
     except OSError as error:
         names = f"{batch.pieces[0].move.name} to {batch.pieces[-1].move.name}"
         raise ModelLoadError(f"{batch.path} cannot be read (tensors {names}): {error}") from error
+
+
+def mover_to(device: torch.device) -> FileMover | None:
+    """For a model there. None on the host, whose memory would hold all files' pages beside it."""
+    return None if _is_host(device) else FileMover(MappedFiles())
 
 
 def _is_host(device: torch.device) -> bool:
