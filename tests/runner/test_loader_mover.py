@@ -42,9 +42,14 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """device: bytes go by the buffers of a device, which is the host."""
     place: str = request.param
     if place == "device":
-        monkeypatch.setattr(landing, "platform_of", lambda device: FakePlatform())
-        monkeypatch.setattr(mover, "HostLanding", _fake_device)
+        _use_fake_device(monkeypatch)
     return place
+
+
+def _use_fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (landing, mover):
+        monkeypatch.setattr(module, "platform_of", lambda device: FakePlatform())
+    monkeypatch.setattr(mover, "_is_host", lambda device: False)
 
 
 def _fake_device(size: int) -> DeviceLanding:
@@ -112,8 +117,9 @@ def test_the_order_of_moves_changes_no_bit(num_threads: int, where: str, tmp_pat
 
 
 def test_a_file_that_shrank_ends_all_threads_with_the_tensor_named(
-    where: str, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _use_fake_device(monkeypatch)
     files, tensors = _files(tmp_path)
     moves = _moves(tensors)
     os.truncate(tmp_path / "part-1.safetensors", 700)
@@ -123,7 +129,10 @@ def test_a_file_that_shrank_ends_all_threads_with_the_tensor_named(
     assert threading.active_count() == before
 
 
-def test_a_file_that_is_gone_is_named_with_its_tensors(where: str, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_named_with_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_fake_device(monkeypatch)
     files, tensors = _files(tmp_path)
     moves = _moves(tensors)
     (tmp_path / "part-2.safetensors").unlink()
@@ -136,7 +145,7 @@ def test_no_batch_begins_behind_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     landed: list[str] = []
 
     class Broken:
-        def __init__(self, size: int) -> None: ...
+        def __init__(self, device: torch.device, size: int, after: object) -> None: ...
 
         def land(self, file: int, batch: Any) -> None:
             landed.append(batch.pieces[0].move.name)
@@ -145,7 +154,8 @@ def test_no_batch_begins_behind_an_error(tmp_path: Path, monkeypatch: pytest.Mon
         def end(self) -> None:
             landed.append("end")
 
-    monkeypatch.setattr(mover, "HostLanding", Broken)
+    _use_fake_device(monkeypatch)
+    monkeypatch.setattr(mover, "DeviceLanding", Broken)
     with pytest.raises(RuntimeError, match="batch 1"):
         FileMover(files, 1, 512).move(_moves(tensors))
     assert landed[1:] == ["end"]
@@ -183,12 +193,12 @@ def test_open_files_and_bytes_in_flight_have_a_bound(
         opened.discard(file)
         close_before(file)
 
-    def made(size: int) -> DeviceLanding:
+    def made(device: torch.device, size: int, after: object) -> DeviceLanding:
         sizes.append(size)
-        return _fake_device(size)
+        return DeviceLanding(device, size, after)
 
-    monkeypatch.setattr(landing, "platform_of", lambda device: FakePlatform())
-    monkeypatch.setattr(mover, "HostLanding", made)
+    _use_fake_device(monkeypatch)
+    monkeypatch.setattr(mover, "DeviceLanding", made)
     monkeypatch.setattr(os, "open", opening)
     monkeypatch.setattr(os, "close", closing)
     moves = _moves(tensors)
@@ -254,6 +264,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_bytes_are_read(
     for path in small_models["llama"].glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     save_file({k: v for k, v in tensors.items() if k != last}, tmp_path / "model.safetensors")
+    _use_fake_device(monkeypatch)
     moved: list[Any] = []
     monkeypatch.setattr(FileMover, "move", lambda self, moves: moved.append(moves))
     with pytest.raises(ModelLoadError, match=f"missing tensor {last}"):
@@ -267,6 +278,7 @@ def test_an_error_of_a_thread_ends_the_load_of_a_model(
     def broken(*given: Any) -> int:
         raise OSError(5, "Input/output error")
 
+    _use_fake_device(monkeypatch)
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(ModelLoadError, match=r"cannot be read \(tensors .*: .*Input/output error"):
         _load(small_models["llama"])

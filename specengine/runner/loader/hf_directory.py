@@ -75,9 +75,8 @@ def iterate_safetensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every weight, one at a time, whose bytes are read where they are used. A
     file that cannot be read raises ModelLoadError naming it. files: where views are found again."""
-    files = files or MappedFiles()
     for path in weight_files(directory):
-        yield from files.tensors(path)
+        yield from (MappedFiles() if files is None else files).tensors(path)
 
 
 def read_tensor_shapes(directory: Path) -> dict[str, list[int]]:

@@ -32,7 +32,7 @@ from specengine.runner.loader.kv_scales import KvScales
 from specengine.runner.loader.language_part import language_tensors
 from specengine.runner.loader.mapped_files import MappedFiles
 from specengine.runner.loader.model_source import ModelSource
-from specengine.runner.loader.mover import FileMover
+from specengine.runner.loader.mover import mover_to
 from specengine.runner.loader.pooling import as_decoder_name
 
 FindModelClass = Callable[[Sequence[str]], Any]
@@ -69,8 +69,10 @@ def load_model(
             if method is not None:
                 fill_linears(model, method, seed)
         else:
-            scales, files = KvScales(), MappedFiles()
-            reading.enter_context(moving_with(FileMover(files)))
+            scales, mover = KvScales(), mover_to(device)
+            files = None if mover is None else mover.files
+            if mover is not None:
+                reading.enter_context(moving_with(mover))
             weights = scales.taken_from(iterate_weights(source, method, files))
             model.load_weights(weights)  # type: ignore[operator]
             if fp8_kv:

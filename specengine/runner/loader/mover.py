@@ -7,6 +7,9 @@ tensor. So the bytes are not touched through the mapping. Threads take batches o
 one copy a batch. A rank reads the bytes of its own parts alone, as far as they stand together: of a
 part of each row the whole rows.
 
+A model on the host is copied tensor by tensor from mappings, a file at a time: the first write to
+its memory takes most of the time. Reads to that memory and copies by a buffer were slower.
+
 Bounds: a thread has one file open and one batch in memory; on a device as much there again.
 """
 
@@ -25,8 +28,7 @@ from specengine.core.parallel import communicator
 from specengine.core.platform import platform_of
 from specengine.layers.moves import Move
 from specengine.runner.loader.batches import Batch, batches_of
-from specengine.runner.loader.huge_pages import advise_huge_pages
-from specengine.runner.loader.landing import DeviceLanding, HostLanding, Landing
+from specengine.runner.loader.landing import DeviceLanding
 from specengine.runner.loader.mapped_files import MappedFiles
 
 BATCH_BYTES = 16 << 20  # of pinned memory a thread; copies to a device reach their rate far below
@@ -58,20 +60,18 @@ class FileMover:
             self._move(device, own)
 
     def _move(self, device: torch.device, moves: Sequence[Move]) -> None:
+        if _is_host(device):
+            for move in moves:
+                move.place.copy_(move.tensor)
+            return
         batches = batches_of(moves, self.files.find, self.batch_bytes)
         size = max((batch.size for batch in batches), default=0)
         size = -(-size // 16) * 16  # of whole elements of every type
-        if device.type == "cpu":
-            storages = {move.place.untyped_storage().data_ptr(): move.place for move in moves}
-            for place in storages.values():
-                advise_huge_pages(place)
-            self._run(batches, lambda: HostLanding(size))
-            return
         after = platform_of(device).new_event()
         after.record()
         self._run(batches, lambda: DeviceLanding(device, size, after))
 
-    def _run(self, batches: Sequence[Batch], make_landing: Callable[[], Landing]) -> None:
+    def _run(self, batches: Sequence[Batch], make_landing: Callable[[], DeviceLanding]) -> None:
         left, failed = _Left(batches), Event()
 
         def work() -> None:
@@ -102,7 +102,7 @@ class _Left:
             return next(self._batches, None)
 
 
-def _land_all(left: _Left, failed: Event, landing: Landing) -> None:
+def _land_all(left: _Left, failed: Event, landing: DeviceLanding) -> None:
     with torch.no_grad():
         try:
             while not failed.is_set() and (batch := left.take()) is not None:
@@ -111,7 +111,7 @@ def _land_all(left: _Left, failed: Event, landing: Landing) -> None:
             landing.end()  # memory that a device still writes to may be given back behind this
 
 
-def _land(batch: Batch, landing: Landing) -> None:
+def _land(batch: Batch, landing: DeviceLanding) -> None:
     try:
         file = os.open(batch.path, os.O_RDONLY)
         try:
@@ -121,6 +121,15 @@ def _land(batch: Batch, landing: Landing) -> None:
     except OSError as error:
         names = f"{batch.pieces[0].move.name} to {batch.pieces[-1].move.name}"
         raise ModelLoadError(f"{batch.path} cannot be read (tensors {names}): {error}") from error
+
+
+def mover_to(device: torch.device) -> FileMover | None:
+    """For a model there. None on the host, whose memory would hold all files' pages beside it."""
+    return None if _is_host(device) else FileMover(MappedFiles())
+
+
+def _is_host(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def _share_of_cores() -> int:
