@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from side_by_side import PEERS, Run, peer_runs, run_together, share_of_memory
+from side_by_side import PEERS, Run, peer_runs, run_in_waves, share_of_memory
 
 MODES = Path(__file__).resolve().parents[1] / "step/prefill_modes.py"
 LENGTHS = (32, 128, 512, 1024, 2048, 4096)
@@ -70,10 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
-    failed = run_together([*runs(args)], args.out, args.starting, args.limit)
-    if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
-    return 1 if failed else 0
+    wanted = [*runs(args)]
+    return run_in_waves(wanted, len(wanted), args.out, args.starting, args.limit)
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from checkpoint import fields_of, mtp_shapes, num_bytes, published_shapes  # noqa: E402
-from side_by_side import Run, peer_runs, run_together, share_of_memory  # noqa: E402
+from side_by_side import Run, peer_runs, run_in_waves, share_of_memory  # noqa: E402
 
 SHARED_MEMORY = Path("/dev/shm")
 ENGINES = ("specengine", "sglang", "vllm")
@@ -168,7 +168,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     shapes = published_shapes(args.fields)
     size = num_bytes(shapes) + (num_bytes(mtp_shapes(args.fields, shapes)) if args.mtp else 0)
     place = room(size, args.folder)
-    failed: list[str] = []
     name = Path(args.shape).stem if Path(args.shape).is_file() else args.shape
     with new_folder(place, name) as parent:
         model, mtp = parent / name, parent / "mtp-layer" if args.mtp else None
@@ -177,13 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write += [] if mtp is None else ["--mtp", str(mtp)]
         if problem := _told("checkpoint", write, args.limit):
             sys.exit(f"the checkpoint could not be written: {problem}")
-        wanted = runs(args, model, mtp)
-        for first in range(0, len(wanted), args.at_once):
-            wave = wanted[first : first + args.at_once]
-            failed += run_together(wave, args.out, STARTING * args.limit, args.limit)
-    if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
-    return 1 if failed else 0
+        starting = STARTING * args.limit
+        return run_in_waves(runs(args, model, mtp), args.at_once, args.out, starting, args.limit)
 
 
 def _told(name: str, command: Sequence[str], limit: float) -> str | None:

@@ -89,6 +89,19 @@ def run_together(runs: Sequence[Run], out: Path, starting: float, limit: float) 
     return [name for name, one in processes.items() if one.returncode]
 
 
+def run_in_waves(
+    runs: Sequence[Run], at_once: int, out: Path, starting: float, limit: float
+) -> int:
+    """`run_together` for so many at once. The status of the script: 1 where one failed, which is
+    told."""
+    failed: list[str] = []
+    for first in range(0, len(runs), at_once):
+        failed += run_together(runs[first : first + at_once], out, starting, limit)
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """With all that they started."""
     for one in processes:
@@ -135,13 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = [one for one in runs if one.name in args.only]
     # Runs of one kind take about as long to start: plain ones first.
     runs.sort(key=lambda one: one.name.endswith("-eagle3"))
-    failed = []
-    for first in range(0, len(runs), args.at_once):
-        wave = runs[first : first + args.at_once]
-        failed += run_together(wave, args.out, args.starting, args.limit)
-    if failed:
-        print(f"failed: {', '.join(failed)}", flush=True)
-    return 1 if failed else 0
+    return run_in_waves(runs, args.at_once, args.out, args.starting, args.limit)
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:

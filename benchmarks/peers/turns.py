@@ -1,8 +1,8 @@
 """Engines that start side by side and are measured one at a time. Needs the standard library alone.
 
-Whoever starts them makes a folder and gives it to each. An engine that is up leaves a file there
-and waits for `GO`, which is made when all are up or have ended. Then each is measured while it
-holds the folder's lock.
+The script that starts them makes a folder and gives it to each. An engine that is up leaves a file
+there and waits for `GO`, which is made when all are up or have ended. Then each is measured while
+it holds the folder's lock.
 """
 
 from __future__ import annotations

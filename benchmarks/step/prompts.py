@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 from collections import defaultdict
 from contextlib import ExitStack
@@ -25,7 +24,9 @@ from time import monotonic, perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
 import report
+from tree_process import TreeProcess
 
 HERE = Path(__file__).resolve()
 NOTES = """
@@ -147,46 +148,17 @@ def kernel_table(events: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"gaps above {MOST_GAP:g} us:", *long])
 
 
-class Side:
-    """The worker of one tree, in a process of its own."""
+class Side(TreeProcess):
+    """The worker of one tree."""
 
     def __init__(self, tree: Path, args: argparse.Namespace, log: Path) -> None:
-        path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, str(HERE), args.model, "--worker", "--slots", str(args.slots)]
         command += ["--draft-vocab", str(args.draft_vocab), "--engines", *args.engines]
-        self._log = log.open("w")
-        self._process = subprocess.Popen(
-            command,
-            cwd=tree,
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
+        super().__init__(tree, command, log)
 
     def wait(self) -> list[str]:
-        names: list[str] = self._read()["engines"]
+        names: list[str] = self.read()["engines"]
         return names
-
-    def run(self, **asked: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a process ended; see {self._log.name}")
-        found: dict[str, Any] = json.loads(line)
-        return found
 
 
 def work(args: argparse.Namespace) -> None:

@@ -11,9 +11,6 @@ results/rebuild-baseline.md.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +20,9 @@ from time import monotonic
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
 import report
+from tree_process import TreeProcess
 
 HERE = Path(__file__).parent
 _LEAST = 6  # pairs of runs
@@ -75,43 +74,13 @@ SETTINGS = (
 NAMES = [one.name for one in SETTINGS]
 
 
-class Side:
+class Side(TreeProcess):
     """The process of one commit."""
 
     def __init__(self, tree: Path, args: list[str], log: Path) -> None:
-        path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, str(HERE / "one_commit.py"), "bench", "throughput", *args]
-        self._log = log.open("w")
-        self._process = subprocess.Popen(
-            command,
-            cwd=tree,
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-        self.startup = self._read()["startup"]
-
-    def run(self, engine: str, batch: int, temperature: float) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        asked = {"engine": engine, "batch": batch, "temperature": temperature}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a process ended; see {self._log.name}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        super().__init__(tree, command, log)
+        self.startup = self.read()["startup"]
 
 
 def main() -> None:
@@ -171,12 +140,13 @@ def measure(
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Of old and new, for so long; a run of each warms up."""
     for side in sides:
-        side.run(engine, size, temperature)
+        side.run(engine=engine, batch=size, temperature=temperature)
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     end = monotonic() + seconds
     while len(pairs) < _LEAST or monotonic() < end:
         order = (0, 1) if len(pairs) % 2 else (1, 0)
-        found = {place: sides[place].run(engine, size, temperature) for place in order}
+        asked = {"engine": engine, "batch": size, "temperature": temperature}
+        found = {place: sides[place].run(**asked) for place in order}
         pairs.append((found[0], found[1]))
     return pairs
 

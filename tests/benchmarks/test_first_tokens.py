@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,15 +12,12 @@ import pytest
 
 from benchmarks.jobs.check import problem_of
 from benchmarks.jobs.plan import Job
+from tests.support.peer_scripts import peer_script
 from tests.test_layering import ROOT
 
-PEER = """#!{python}
-import pathlib, sys
-sys.path.insert(0, {folder!r})
-from turns import turn
-words = sys.argv[1:]
-with turn(pathlib.Path(words[words.index("--turns") + 1])):
-    pathlib.Path(words[words.index("--json") + 1]).write_text(" ".join(words))
+PEER = """
+with turn(turns):
+    out.write_text(" ".join(words))
 """
 
 
@@ -33,10 +29,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> str:
-    path = tmp_path / "peer"
-    path.write_text(PEER.format(python=sys.executable, folder=str(ROOT / "benchmarks/peers")))
-    path.chmod(0o755)
-    return str(path)
+    return peer_script(tmp_path, PEER)
 
 
 def test_each_peer_runs_each_shape_with_graphs_of_the_measured_lengths(

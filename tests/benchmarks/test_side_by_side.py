@@ -9,22 +9,18 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.peer_scripts import peer_script
 from tests.test_layering import ROOT
 
-PEER = """#!{python}
-import pathlib, sys, time
-sys.path.insert(0, {folder!r})
-from turns import turn
-words = sys.argv[1:]
-out = pathlib.Path(words[words.index("--json") + 1])
+PEER = """
 log = out.parent / "all.txt"
 if "sglang" in words[0] and "EAGLE3" not in words:
     sys.exit(5)
 def note(what):
     with log.open("a") as file:
-        file.write(f"{{what}} {{out.stem}}\\n")
+        file.write(f"{what} {out.stem}\\n")
 note("up")
-with turn(pathlib.Path(words[words.index("--turns") + 1])):
+with turn(turns):
     note("begin")
     time.sleep(0.2)
     note("end")
@@ -40,10 +36,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> str:
-    path = tmp_path / "peer"
-    path.write_text(PEER.format(python=sys.executable, folder=str(ROOT / "benchmarks/peers")))
-    path.chmod(0o755)
-    return str(path)
+    return peer_script(tmp_path, PEER)
 
 
 def test_all_are_up_before_one_is_measured_and_one_that_failed_holds_up_none(

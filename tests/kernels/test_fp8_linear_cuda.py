@@ -8,29 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.cuda import program
 from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_triton
 from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
 from specengine.kernels.linear.fp8_linear_cuda import ROWS, RowsTile, computes, takes, tile_for
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
+from tests.kernels.cuda_places import PLACES, placed
 
 OUTS = 136  # that no block divides
 
 
-@pytest.fixture(
-    autouse=True,
-    params=[
-        pytest.param("cpu", id="emulated"),
-        pytest.param("cuda", id="cuda", marks=pytest.mark.gpu),
-    ],
-)
+@pytest.fixture(autouse=True, params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    torch.manual_seed(0)
-    if request.param == "cpu":
-        monkeypatch.setattr(fp8_linear_cuda, "compiled", request.getfixturevalue("emulated"))
-    elif not torch.cuda.is_available() or not program.available():
-        pytest.skip("no CUDA device, or cuda-bindings is not installed")
-    return torch.device(request.param)
+    return placed(request, monkeypatch, fp8_linear_cuda)
 
 
 def draw(place: torch.device, rows: int, columns: int) -> tuple[Tensor, Fp8Weight]:

@@ -8,29 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.cuda import program
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import int_linear_cuda
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.int_linear_cuda import FewTile, ManyTile, takes
 from specengine.kernels.linear.quantised import IntWeight
+from tests.kernels.cuda_places import PLACES, placed
 from tests.kernels.half_precision import close
 
 
-@pytest.fixture(
-    autouse=True,
-    params=[
-        pytest.param("cpu", id="emulated"),
-        pytest.param("cuda", id="cuda", marks=pytest.mark.gpu),
-    ],
-)
+@pytest.fixture(autouse=True, params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    torch.manual_seed(0)
-    if request.param == "cpu":
-        monkeypatch.setattr(int_linear_cuda, "compiled", request.getfixturevalue("emulated"))
-    elif not torch.cuda.is_available() or not program.available():
-        pytest.skip("no CUDA device, or cuda-bindings is not installed")
-    return torch.device(request.param)
+    return placed(request, monkeypatch, int_linear_cuda)
 
 
 def draw(place: torch.device, *shape: int) -> Tensor:
