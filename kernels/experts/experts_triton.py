@@ -444,7 +444,9 @@ def experts(
     """`experts.experts`; tiles: in place of those of the table `WHOLE`."""
     x, (rows, hidden), count = x.contiguous(), x.shape, chosen.ids_TK.shape[1]
     if rows > _SLICE:
-        pieces = [slice(start, start + _SLICE) for start in range(0, rows, _SLICE)]
+        # Of equal size: none is so small that it leaves parts.
+        size = -(-rows // -(-rows // _SLICE))
+        pieces = [slice(start, start + size) for start in range(0, rows, size)]
         cut = [Chosen(chosen.ids_TK[one], chosen.weights_TK[one]) for one in pieces]
         pairs = zip(pieces, cut, strict=True)
         return torch.cat([experts(x[one], part, weights, tiles) for one, part in pairs])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import MOST_SHARED
-from specengine.kernels.experts import order_triton
+from specengine.kernels.experts import experts_triton, order_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.tiles import WHOLE
@@ -116,6 +116,18 @@ def test_many_rows_are_summed_in_their_dtype(device: torch.device) -> None:
     assert found.shape == x.shape
     expected = experts(x, picked, weights, backend="torch")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_that_go_in_pieces_are_those_of_one(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine rows by four: the last piece must not be the one that leaves parts."""
+    monkeypatch.setattr(experts_triton, "PART_ROWS", 1)
+    weights, chosen = make(8, device), choose(9, 8, 3, device)
+    x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
+    whole = experts(x, chosen, weights, backend="triton")
+    monkeypatch.setattr(experts_triton, "_SLICE", 4)
+    torch.testing.assert_close(experts(x, chosen, weights, backend="triton"), whole)
 
 
 def test_no_rows(device: torch.device) -> None:
