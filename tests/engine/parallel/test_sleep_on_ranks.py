@@ -33,11 +33,35 @@ CHAIN = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False)
 THIS = "tests.engine.parallel.test_sleep_on_ranks"
 
 
+class Pairs:
+    """One engine and two ranks, started anew once a test has ended the ranks: a worker runs the
+    tests in any order."""
+
+    def __init__(self) -> None:
+        self._started: tuple[Group, tuple[LLM, LLM]] | None = None
+
+    def running(self) -> tuple[LLM, LLM]:
+        if self._started is None:
+            group = Group("tiny", 2, enable_sleep_mode=True)
+            self._started = group, group.pair(CHAIN, "device")
+        return self._started[1]
+
+    def end(self) -> None:
+        if self._started is not None:
+            self._started[0].end()
+            self._started = None
+
+
 @pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[LLM, LLM]]:
-    group = Group("tiny", 2, enable_sleep_mode=True)
-    yield group.pair(CHAIN, "device")
-    group.end()
+def pairs() -> Iterator[Pairs]:
+    pairs = Pairs()
+    yield pairs
+    pairs.end()
+
+
+@pytest.fixture
+def pair(pairs: Pairs) -> tuple[LLM, LLM]:
+    return pairs.running()
 
 
 def memory_is(engine: Engine, given_back: bool) -> None:
@@ -136,9 +160,8 @@ def test_engine_does_not_sleep_beside_another_on_the_same_weights(pair: tuple[LL
     llm.wake()
 
 
-def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(pair: tuple[LLM, LLM]) -> None:
-    """The last test of these ranks."""
-    two = pair[1]
+def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(pairs: Pairs) -> None:
+    two = pairs.running()[1]
     engine: Any = two.engine
     two.sleep()
     engine.call(f"{THIS}:cannot", do="restore", rank=0)
@@ -148,6 +171,7 @@ def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(pair: tuple[LLM, LLM])
     until(lambda: engine.link.watch.failure)
     with pytest.raises(EngineStoppedError, match="rank 1 has ended"):
         two.wake()
+    pairs.end()
 
 
 def make(folder: Path) -> Engine:
