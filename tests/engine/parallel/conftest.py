@@ -10,6 +10,30 @@ from typing import Any
 import pytest
 import torch
 
+from specengine.core.config_sources import config_from_flags
+from specengine.core.parallel import Link
+from specengine.engine.parallel.ranks import start_ranks
+from specengine.engine.phases import Phases
+from tests.support.ranks import SMALL
+
+
+@pytest.fixture(scope="session")
+def _started() -> Iterator[list[Any]]:
+    links: list[Any] = []
+    yield links
+    for one in links:
+        one.watch.end()
+
+
+@pytest.fixture(scope="module")
+def link(_started: list[Any]) -> Link:
+    """To two ranks, which are started once a process: each takes as long as a whole file of tests.
+    Where they have ended since, to two new ones."""
+    if not _started or _started[-1].watch.failure is not None:
+        _started.append(start_ranks(config_from_flags({**SMALL, "tp_size": 2}), Phases()))
+    found: Link = _started[-1]
+    return found
+
 
 @pytest.fixture
 def one_thread_a_rank() -> Iterator[None]:

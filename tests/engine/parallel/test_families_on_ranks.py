@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specengine import SamplingParams, SpecConfig
-from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import Link, split_over
 from specengine.core.registry import MODEL_FAMILIES, load_place
-from specengine.engine.parallel.ranks import start_ranks
-from specengine.engine.phases import Phases
 from tests.support.families import FAMILIES, save_small_model, small_config
 from tests.support.pretended_ranks import PretendedRanks
 from tests.support.quantised import FORMATS, quantise_model
-from tests.support.ranks import SMALL, Group, same_on_all
+from tests.support.ranks import Group, same_on_all
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4]]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def link() -> Iterator[Link]:
-    found: Any = start_ranks(config_from_flags({**SMALL, "tp_size": 2}), Phases())
-    yield found
-    found.watch.end()
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseekv3", "qwen3next"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
+from specengine.core.parallel import Link
 from specengine.core.parallel_config import ParallelConfig
 from specengine.draft.trace.reader import Trace
 from specengine.engine.build import build_engine
@@ -24,10 +24,8 @@ EAGLE3 = SpecConfig(algorithm="EAGLE3", num_steps=4)
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Group]:
-    group = Group("tiny", 2)
-    yield group
-    group.end()
+def two(link: Link) -> Group:
+    return Group("tiny", 2, link)
 
 
 def test_trace_of_two_ranks_is_that_of_one(two: Group, tmp_path: Path) -> None:
@@ -74,7 +72,7 @@ def test_two_ranks_choose_by_a_table_that_rank_0_reads(two: Group, tmp_path: Pat
 def test_two_ranks_measure_a_table_together_and_rank_0_keeps_it(two: Group, tmp_path: Path) -> None:
     """On the device. Afterwards rank 0 reads it, and no rank measures."""
     path, found = tmp_path / "costs.json", []
-    llm = two.pair(EAGLE3)[1]
+    llm = two.pair(replace(EAGLE3, num_steps=2))[1]
     engine: Any = llm.engine
     for _ in range(2):
         engine.call("tests.support.ranks:run_rounds_by_measured_costs", path=str(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specengine import SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
+from specengine.core.parallel import Link
 from specengine.engine.loop import Engine
 from tests.support.ranks import Group, same_on_all
 
@@ -23,10 +23,8 @@ CHAIN = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False)
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Group]:
-    group = Group("tiny", 2)
-    yield group
-    group.end()
+def two(link: Link) -> Group:
+    return Group("tiny", 2, link)
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from specengine import SamplingParams, SpecConfig
+from specengine.core.parallel import Link
 from specengine.engine.loop import Engine
 from specengine.engine.parallel.lead import LeadEngine
 from tests.support.ranks import Group, told
 
 TREE = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=2, num_draft_tokens=6)
 PROMPTS = [[*range(20, 26 + 2 * number), number] for number in range(6)]
-FLAGS: dict[str, Any] = {"max_total_tokens": 80, "context_length": 90}  # evicts and retracts
+FLAGS: dict[str, Any] = {"max_total_tokens": 64, "context_length": 90}  # evicts and retracts
 PARAMS = [
-    SamplingParams(max_tokens=26, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=24, temperature=0.8, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=20, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=18, temperature=0.8, seed=5, ignore_eos=True),
 ]
 
 
@@ -50,27 +51,21 @@ def check(group: Group, late: int, repeats: int) -> None:
     for llm in (one, several):
         come_and_go(llm.engine, late, repeats)
     found = [told(llm.generate(PROMPTS[:4], PARAMS * 2)) for llm in (one, several)]
+    several.engine.call("tests.support.ranks:be_on_time")
     assert tokens(found[0]) == tokens(found[1])
     assert several.engine.stats().num_retractions > 0
     several.engine.scheduler.check_invariant()
 
 
-def test_ranks_decide_alike_when_one_is_late() -> None:
-    group = Group("tiny", 2)
-    try:
-        check(group, 1, 1)
-    finally:
-        group.end()
+def test_ranks_decide_alike_when_one_is_late(link: Link) -> None:
+    check(Group("tiny", 2, link), 1, 1)
 
 
 @pytest.mark.slow
-def test_ranks_decide_alike_when_either_is_late() -> None:
-    group = Group("tiny", 2)
-    try:
-        for late in (0, 1, 0, 1):
-            check(group, late, 4)
-    finally:
-        group.end()
+def test_ranks_decide_alike_when_either_is_late(link: Link) -> None:
+    group = Group("tiny", 2, link)
+    for late in (0, 1, 0, 1):
+        check(group, late, 4)
 
 
 def tokens(found: list[Any]) -> list[list[int]]:

@@ -49,9 +49,11 @@ def together(
     patterns: list[list[Plan]],
     where: str = "host",
     meeting: Path | None = None,
+    num_steps: int = 30,
 ) -> list[list[tuple[Said, int]]]:
     """[rank][pattern]: what a rank says, and how many IDLE forwards it runs. where: rounds run on
-    the "host" or on the "device". meeting: an empty folder; ranks meet by Gloo then."""
+    the "host" or on the "device". meeting: an empty folder; ranks meet by Gloo then. num_steps: of
+    each pattern."""
 
     def run() -> list[tuple[Said, int]]:
         ranks: Communicator = communicator()
@@ -64,7 +66,7 @@ def together(
             run_on_device(engine)
         for plans in patterns:
             before = sharers.num_idle
-            said = run_plan(engine, plans[ranks.rank])
+            said = run_plan(engine, plans[ranks.rank], num_steps)
             found.append((said, sharers.num_idle - before))
         return found
 
@@ -86,7 +88,8 @@ def test_any_of_three_ranks_may_be_idle(
     patterns = [
         [[(rank, 2 * rank)] if is_busy else [] for rank, is_busy in enumerate(one)] for one in busy
     ]
-    for rank, found in enumerate(together(folder, spec, patterns, where, tmp_path)):
+    found_by_rank = together(folder, spec, patterns, where, tmp_path, num_steps=16)
+    for rank, found in enumerate(found_by_rank):
         for one, (said, num_idle) in zip(busy, found, strict=True):
             assert said == ({rank: expected[rank]} if one[rank] else {})
             if sum(one) == one[rank]:
@@ -96,9 +99,11 @@ def test_any_of_three_ranks_may_be_idle(
 
 
 @pytest.mark.parametrize(("name", "where"), each_value(1, SPECS, ["host", "device"]))
-def test_drafters_of_ranks_that_share_experts(name: str, where: str, deeper: Path) -> None:
+def test_drafters_of_ranks_that_share_experts(
+    name: str, where: str, deeper: Path, small_models: dict[str, Path]
+) -> None:
     """Sampled requests beside greedy ones: on the device, graphs that one rank lacks."""
-    folder, spec = deeper, SPECS[name]
+    folder, spec = small_models["qwen3moe"] if name == "mtp" else deeper, SPECS[name]
     expected = alone(folder, spec)
     plans: list[Plan] = [[(0, 0), (1, 3), (2, 3)], [], [(3, 5), (4, 5), (5, 6)]]
     ranks = together(folder, spec, [plans], where)
@@ -107,9 +112,9 @@ def test_drafters_of_ranks_that_share_experts(name: str, where: str, deeper: Pat
         assert num_idle > 0
 
 
-def test_ranks_ask_for_rounds_of_different_depth(deeper: Path) -> None:
+def test_ranks_ask_for_rounds_of_different_depth(small_models: dict[str, Path]) -> None:
     """All take the deepest, and each request has its own text all the same."""
-    folder, spec = deeper, SPECS["mtp"]
+    folder, spec = small_models["qwen3moe"], SPECS["mtp"]
     expected = alone(folder, spec)
     plans: list[Plan] = [[(0, 0), (1, 4)], [(2, 1), (3, 2), (4, 3)]]
 
@@ -240,14 +245,16 @@ def run_wanted(engine: Engine, numbers: list[int]) -> dict[tuple[str, int], list
     return found
 
 
-def test_grammars_edits_and_logprobs_of_one_rank_beside_the_other(deeper: Path) -> None:
+def test_grammars_edits_and_logprobs_of_one_rank_beside_the_other(
+    small_models: dict[str, Path],
+) -> None:
     """A round of three graphs beside one of one; what requests ask for is each rank's own."""
-    spec = SPECS["mtp"]
-    expected = run_wanted(make(deeper, spec, None), [0, 1, 2, 3])
+    folder, spec = small_models["qwen3moe"], SPECS["mtp"]
+    expected = run_wanted(make(folder, spec, None), [0, 1, 2, 3])
 
     def run() -> dict[tuple[str, int], list[int]]:
         ranks = communicator()
-        engine = make(deeper, spec, ExpertSharers(ranks))
+        engine = make(folder, spec, ExpertSharers(ranks))
         run_on_device(engine)
         assert engine.pipeline is not None
         found = run_wanted(engine, [[0, 3], [2, 1]][ranks.rank])

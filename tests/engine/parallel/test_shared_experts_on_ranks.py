@@ -18,7 +18,7 @@ from tests.support.pretended_ranks import on_threads
 from tests.support.shared_experts import NGRAM, SPECS, Plan, alone, config_of, run_plan
 
 # Of each engine, in turn: one is idle until late, or always.
-PLANS: list[list[Plan]] = [[[(0, 0), (1, 3), (2, 3)], [(3, 7), (4, 7)]], [[(1, 0)], []]]
+PLANS: list[list[Plan]] = [[[(0, 0), (1, 3), (2, 3)], [(3, 9), (4, 9)]], [[(1, 0)], []]]
 FLAGS: dict[str, Any] = {
     "dp_size": 2,
     "tp_size": 2,
@@ -35,23 +35,29 @@ PIECES: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("one_thread_a_rank")
-def test_engines_of_two_ranks_share_experts(deeper: Path, tmp_path: Path) -> None:
-    """Each says what it says alone, whichever other idles, and after all have slept."""
-    meeting = tmp_path / "meeting"
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param(PIECES, marks=pytest.mark.slow)], ids=["whole", "in pieces"]
+)
+def test_engines_of_two_ranks_share_experts(
+    more: dict[str, Any], small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each says what it says alone, whichever other idles, and after all have slept. In pieces in
+    `make test-all`: each of the four ranks traces the model."""
+    folder, meeting = small_models["qwen3moe"], tmp_path / "meeting"
     meeting.mkdir()
     cases: list[tuple[SpecConfig | None, str]] = [
         (replace(NGRAM, num_draft_tokens=3), "host"),
         (SPECS["mtp"], "device"),
     ]
-    expected = [alone(deeper, spec, load_format="dummy") for spec, _ in cases]
+    expected = [alone(folder, spec, load_format="dummy") for spec, _ in cases]
 
     def run() -> None:
         number = communicator().rank
-        config = config_of(deeper, None, **FLAGS)
+        config = config_of(folder, None, **FLAGS)
         loaded = load_sharing(config, Phases(), Meeting(str(meeting), number, 2))
         for (spec, where), says in zip(cases, expected, strict=True):
-            more = PIECES if where == "host" else {}
-            engine: Any = build_engine(config_of(deeper, spec, **FLAGS, **more), loaded)
+            given = FLAGS | more if where == "host" else FLAGS
+            engine: Any = build_engine(config_of(folder, spec, **given), loaded)
             sharers = engine.parts.sharers
             model: Any = loaded.model
             parts = [one.experts.part for one in model.modules() if isinstance(one, SparseMLP)]
@@ -62,7 +68,7 @@ def test_engines_of_two_ranks_share_experts(deeper: Path, tmp_path: Path) -> Non
                 said = run_plan(engine, plans[number])
                 assert said == {one: says[one] for one, _ in plans[number]}
             assert sharers.num_idle > 0
-            if more:
+            if more and where == "host":
                 assert engine.stats().graphs["piecewise"].replays > 5
             if spec is not None and spec.algorithm == "NGRAM":  # the first on these weights
                 assert engine.sleep(1) > 0

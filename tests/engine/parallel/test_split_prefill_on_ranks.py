@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.parallel import Link
 from specengine.engine.loop import Engine
 from tests.support.ranks import Group
 
@@ -30,10 +30,9 @@ ARRIVALS: dict[int, list[tuple[str, list[int], SamplingParams]]] = {
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Group]:
-    group = Group("tiny", 2, enable_pdmux=True, pdmux_min_tokens=24, max_running_requests=8)
-    yield group
-    group.end()
+def two(link: Link) -> Group:
+    flags: dict[str, Any] = {"enable_pdmux": True, "pdmux_min_tokens": 24}
+    return Group("tiny", 2, link, max_running_requests=8, **flags)
 
 
 def decide_on_rank_0(engine: Engine) -> None:
