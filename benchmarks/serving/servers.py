@@ -135,6 +135,8 @@ def sglang(shape: Shape, port: int, share: float | None) -> list[str]:
     return command
 
 
+ASKED_EACH = 0.5  # seconds between questions whether a server is ready
+GIVEN_BACK = 1.0  # seconds in which a card's memory is given back after a server has ended
 COMMANDS: dict[str, Callable[[Shape, int, float | None], list[str]]] = {
     "specengine": ours,
     "vllm": vllm,
@@ -205,7 +207,7 @@ class Server:
                 process.wait(seconds)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
-        time.sleep(1)  # the card's memory is given back
+        time.sleep(GIVEN_BACK)
 
 
 @contextmanager
@@ -228,8 +230,8 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
 
 
 def awaited(servers: Sequence[Server]) -> list[Server]:
-    """Those that may still become ready, after half a second."""
-    time.sleep(0.5)
+    """Those that may still become ready, a while later."""
+    time.sleep(ASKED_EACH)
     return [one for one in servers if one.is_awaited()]
 
 

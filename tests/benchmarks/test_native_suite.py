@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.halves import each_value
 from tests.test_layering import ROOT
 
 TESTS = """
@@ -102,8 +103,7 @@ def test_workers_see_all_cards_where_that_is_asked(suite: ModuleType, tmp_path: 
     assert [*map(str, command[-2:])] == ["--deselect", "tests/cli/test_main.py"]
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize("is_installed", [True, False])
+@pytest.mark.parametrize(("is_installed", "workers"), each_value(1, [True, False], ["1", "0"]))
 def test_plugin_that_warns_of_workers_is_left_out(
     is_installed: bool, workers: str, suite: ModuleType, tmp_path: Path
 ) -> None:

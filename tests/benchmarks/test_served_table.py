@@ -42,6 +42,9 @@ FOLLOWS = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.ar
 def folder() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks/serving")
+        servers = importlib.import_module("servers")
+        patch.setattr(servers, "ASKED_EACH", 0.05)
+        patch.setattr(servers, "GIVEN_BACK", 0.0)  # there is no card
         yield
 
 

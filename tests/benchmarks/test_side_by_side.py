@@ -22,7 +22,7 @@ def note(what):
 note("up")
 with turn(turns):
     note("begin")
-    time.sleep(0.2)
+    time.sleep(0.1)
     note("end")
 out.write_text(" ".join(words))
 """
@@ -97,4 +97,4 @@ def test_one_that_does_not_end_is_ended_at_the_limit(
     program += "from pathlib import Path; from turns import turn\n"
     program += "with turn(Path(sys.argv[-1])): time.sleep(60)"
     stuck = script.Run("stuck", [sys.executable, "-c", program])
-    assert script.run_together([stuck], tmp_path, 2, 3) == ["stuck"]
+    assert script.run_together([stuck], tmp_path, 60, 1.5) == ["stuck"]

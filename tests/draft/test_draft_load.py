@@ -159,9 +159,15 @@ def test_counting_of_layers(small_models: dict[str, Path], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
-def test_a_dummy_target_gets_a_dummy_draft(algorithm: str) -> None:
+def test_a_dummy_target_gets_a_dummy_draft(
+    algorithm: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    for path in small_models["llama"].glob("*.json"):  # no weights
+        shutil.copy(path, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"num_hidden_layers": 7}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     spec = SpecConfig(algorithm=algorithm, num_steps=2)
-    llm = LLM("smollm2-shape", spec, load_format="dummy", max_total_tokens=64, context_length=64)
+    llm = LLM(str(tmp_path), spec, load_format="dummy", max_total_tokens=64, context_length=64)
     out = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))[0]
     assert out.spec.num_draft_tokens > 0
 

@@ -18,6 +18,7 @@ from specengine.draft.choice import Chosen, DraftChoice
 from specengine.draft.eagle.worker import EagleWorker
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.eagle_reading import EagleReading
+from tests.halves import each_value, slow_but
 
 STEPS = 3
 # The reading runs on the CPU; a GPU sums float32 in another order, and its tensor cores round more.
@@ -183,12 +184,11 @@ def run(llm: LLM, prompts: list[str] = PROMPTS, new_tokens: int = 12) -> list[li
     return [one.token_ids for one in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("topk", [1, 2])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "topk"), each_value(1, FORMS, [1, 2]))
 def test_drafts_follow_the_equations(
     form: str, topk: int, small_models: dict[str, Path], tmp_path: Path, rounds: list[Round]
 ) -> None:
-    """In batches and over rounds."""
+    """In batches and over rounds; each form with the other `topk` in make test-all."""
     algorithm, build = FORMS[form]
     target = small_models["llama"]
     draft = build(tmp_path / "draft", target)
@@ -196,8 +196,13 @@ def test_drafts_follow_the_equations(
     assert check(rounds, EagleReading(draft, target)) >= 50
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
-@pytest.mark.parametrize(("topk", "page_size"), [(1, 16), (1, 1), (2, 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "topk", "page_size"),
+    slow_but(
+        [("EAGLE", 1, 16), ("EAGLE", 2, 1), ("EAGLE3", 1, 1), ("EAGLE3", 2, 1)],
+        [(one, *two) for one in ("EAGLE", "EAGLE3") for two in ((1, 16), (1, 1), (2, 1))],
+    ),
+)
 def test_whatever_way_the_text_came_in(
     algorithm: str,
     topk: int,

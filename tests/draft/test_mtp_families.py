@@ -26,7 +26,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 LAYER = "model.layers.3"
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 
 
 class Reading:

@@ -18,6 +18,7 @@ from specengine.kernels.attention import flash_attention, flash_attention_ref
 from specengine.runner.attention.by_phase import PhasedAttentionBackend
 from specengine.runner.attention.flash_backend import FlashAttentionBackend
 from tests.e2e.near_ties import assert_same_but_for_ties
+from tests.halves import each_value
 from tests.runner.test_attention_flashinfer import in_pytorch  # noqa: F401
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 
@@ -73,11 +74,11 @@ def run_on(llm: LLM, backend: AttentionBackend) -> None:
         runner.attn_backend = backend
 
 
-@pytest.mark.parametrize("backend", KINDS, indirect=True)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "backend"), each_value(2, SPECS, KINDS), indirect=["backend"])
 def test_backend_in_pytorch_changes_no_token(
     name: str, backend: AttentionBackend, plain: list[list[int]]
 ) -> None:
+    """Each backend with half of the drafters; with all of them in make test-all."""
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
     parts = llm.engine.parts
@@ -91,8 +92,9 @@ def test_backend_in_pytorch_changes_no_token(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
-@pytest.mark.parametrize("backend", KINDS, indirect=True)
-@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize(
+    ("backend", "name"), each_value(1, KINDS, ["chain", "tree"]), indirect=["backend"]
+)
 def test_backend_with_fixed_buffers_changes_no_token(
     name: str,
     backend: AttentionBackend,

@@ -21,7 +21,7 @@ from specengine.target.verify.match import MatchVerifier
 PROMPT = "abcacbbacabccabacbaccbab"
 LETTERS = "abc"
 LENGTH = 4
-SAMPLES = 2000
+SAMPLES = 1200
 CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4, ngram_min_match=1)
 TREE = SpecConfig(
     algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1, ngram_branches=3

@@ -12,7 +12,7 @@ from tests.draft.eagle_checkpoints import eagle3
 from tests.halves import each_value
 from tests.support.families import FAMILIES, has_experts
 
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
 
-NEW_TOKENS = 40
+NEW_TOKENS = 28
 TEMPERATURES = {"llama": 0.0, "qwen3": 0.3}
 PROMPTS = [
     "abcabcabcabcabc",
@@ -84,7 +84,7 @@ def test_retraction_changes_nothing(spec: SpecConfig, small_models: dict[str, Pa
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     prompts = [f"{i}{i}{i}" for i in range(8)]
     expected = [one.token_ids for one in make(small_models["qwen3"]).generate(prompts, params)]
-    tight = make(small_models["qwen3"], spec=spec, max_total_tokens=208)
+    tight = make(small_models["qwen3"], spec=spec, max_total_tokens=144)
     tight.engine.scheduler.admission.demand.share = 0.0
     assert [one.token_ids for one in tight.generate(prompts, params)] == expected
     assert tight.engine.scheduler.num_retractions > 0

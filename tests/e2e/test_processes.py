@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import Served, is_alive, serving
+from tests.support.processes import Served, children_of, is_alive, serving
 from tests.support.waiting import until
 
 LONG = {"max_tokens": 3000}
@@ -24,7 +24,8 @@ LONG = {"max_tokens": 3000}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, "--api-workers", "2", "--max-restarts", "20") as served:
+    flags = ("--api-workers", "2", "--max-restarts", "20", "--shutdown-timeout", "100")
+    with serving(folder, *flags) as served:
         yield served
 
 
@@ -133,6 +134,23 @@ def test_client_that_never_reads_stops_nobody(served: Served) -> None:
         assert served.complete().status_code == 200
     silent.close()
     until(lambda: idle(served))
+
+
+def test_sigterm_under_load_finishes_requests_and_leaves_no_child(served: Served) -> None:
+    """The last test of this server."""
+    until(lambda: served.is_ready() and idle(served))
+    fields: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
+    shaped = {"structured_outputs": {"regex": "[ab]{40}"}}
+    assert served.complete(**fields, **shaped).status_code == 200
+    started = [*served.children(), *children_of(served.engine)]
+    assert len(started) > 3  # among them a process that compiles grammars
+    with served.stream(**fields) as events:
+        next(events)
+        served.process.send_signal(signal.SIGTERM)
+        *_, last = events
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert served.process.wait(120) == -signal.SIGTERM
+    until(lambda: not any(map(is_alive, started)))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from specengine.runner.loader.loaded_model import LoadedModel
 from tests.halves import each_value
 
 SHARED = "You are a tiny model, and say what comes to mind. "  # 50 tokens
-ENDINGS = ("a cat", "the dog", "0123", "x", "hello", "more, more")
+ENDINGS = ("a cat", "the dog", "0123", "more, more")
 LETTERS = "abcdef"  # few, so that random drafts are often right
 CASES = [
     ("EAGLE sampled chain", "rejection"),

@@ -72,17 +72,17 @@ def says_the_same(reference: Any, prompt: list[int], output: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def plain(reference: Any, smollm2_llm: Make) -> Pairs:
-    """Eight prompts, one token at a time; as transformers answers them."""
-    results = generate(smollm2_llm, 8, 32)
+    """Six prompts, one token at a time; as transformers answers them."""
+    results = generate(smollm2_llm, 6, 24)
     for prompt, output in results:
-        assert len(output) == 32
+        assert len(output) == 24
         says_the_same(reference, prompt, output)
     return results
 
 
 @pytest.mark.model
 def test_prompts_in_a_batch(smollm2_llm: Make, plain: Pairs) -> None:
-    assert generate(smollm2_llm, 8, 32, spec=CHAIN) == plain
+    assert generate(smollm2_llm, 6, 24, spec=CHAIN) == plain
 
 
 def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
@@ -99,13 +99,14 @@ def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
     [
         {"spec": TREE, "page_size": 16},
         {"spec": CHAIN, "chunked_prefill_size": 16},
-        {"spec": CHAIN, "max_total_tokens": 256},
+        {"spec": CHAIN, "max_total_tokens": 192},
         {"enable_mixed_chunk": True, "chunked_prefill_size": 16},
     ],
     ids=["tree and pages", "chunks", "little memory", "mixed"],
 )
 def test_however_it_gets_there(smollm2_llm: Make, plain: Pairs, flags: dict[str, Any]) -> None:
-    assert generate(smollm2_llm, 4, 32, **flags) == plain[:4]
+    expected = [(prompt, output[:18]) for prompt, output in plain[:4]]
+    assert generate(smollm2_llm, 4, 18, **flags) == expected
 
 
 @pytest.mark.model

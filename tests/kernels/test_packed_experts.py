@@ -22,6 +22,7 @@ from specengine.kernels.experts.tiles import Tile, Tiles
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 from specengine.kernels.linear import fp8_linear_ref, mxfp4
 from specengine.kernels.linear.quantised import FP8, FP8_MAX, Fp8Input, Fp8Weight, IntWeight
+from tests.halves import each_value
 from tests.kernels import offline_triton
 from tests.kernels.test_experts import choose, summed
 
@@ -148,10 +149,9 @@ def assert_near(found: Tensor, expected: Tensor, rounds: bool = False) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize(("name", "rows"), each_value(1, CASES, [1, 9]))
 def test_triton_equals_the_reference(name: str, rows: int, device: torch.device) -> None:
-    """Fewer slots than experts, and more."""
+    """Fewer slots than experts, or more; each format with the other in make test-all."""
     weights, picked = make(name, 5, device), choose(rows, 5, 2, device)
     x = inputs(rows, device)
     expected = experts(x, picked, weights, backend="torch")
@@ -291,12 +291,15 @@ def test_experts_that_a_format_does_not_arrange_are_not_stacked() -> None:
         assert PackedExperts.of(form, 2, iter(pair)) is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("parts", "columns"), [(1, 128), (2, 128), (2, 256), (3, 512)])
+@pytest.mark.parametrize(
+    ("parts", "columns", "dtype"),
+    each_value(1, [(1, 128), (2, 128), (2, 256), (3, 512)], [torch.float32, torch.float16]),
+)
 def test_mxfp4_sums_are_whole_whatever_parts_and_steps(
     parts: int, columns: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Columns are one and a quarter of chunks, and two and a quarter."""
+    """Columns are one and a quarter of chunks, and two and a quarter. Sizes in both types: make
+    test-all."""
     pack = CASES["mxfp4"][1]
     form = load_place(EXPERT_FORMATS["mxfp4"])
     generator = torch.Generator().manual_seed(4)

@@ -103,3 +103,15 @@ def num_accepted(answer: Any) -> int:
     if "meta_info" in answer:
         return int(answer["meta_info"]["spec_accept_token_num"])
     return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+
+
+def assert_drafts_change_nothing(plain: Answers, drafted: Answers) -> None:
+    """And a request limits its drafts: `speculative` is honoured."""
+    for case in cases():
+        assert_same(settled(plain[case.name]), settled(drafted[case.name]), case.name)
+        assert num_accepted(plain[case.name]) == 0, case.name
+        assert num_accepted(drafted[case.name]) > 0, case.name
+    limited = drafted["speculative /v1/completions"]["metrics"]["speculative_decoding"]
+    free = drafted["model /v1/completions"]["metrics"]["speculative_decoding"]
+    assert limited["num_accepted_draft_tokens"] <= limited["num_spec_steps"]
+    assert free["num_accepted_draft_tokens"] > free["num_spec_steps"]

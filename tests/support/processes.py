@@ -71,8 +71,7 @@ class Served:
         )
 
     def children(self) -> list[int]:
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return [int(child) for task in tasks for child in task.read_text().split()]
+        return children_of(self.process.pid)
 
     @property
     def engine(self) -> int:
@@ -86,6 +85,11 @@ class Served:
 
     def front_ends(self) -> list[int]:
         return [one for one in self.children() if is_front_end(one)]
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def is_front_end(pid: int) -> bool:

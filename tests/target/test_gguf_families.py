@@ -20,7 +20,7 @@ from tests.support.families import FAMILIES, reference_model, save_small_model
 from tests.support.gguf_files import CONVERSIONS, convert, forms
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
-STEPS = 8
+STEPS = 3
 
 
 def test_each_family_with_gguf_is_converted_here() -> None:

@@ -43,6 +43,7 @@ from tests.support.processes import Served, serving
 
 AT_ONCE = 24  # clients
 PATIENCE = 5.0  # seconds after which a client goes away
+LONGEST = 12.0  # seconds that a connection is left open
 SHARES = {"mutated": 0.4, "schemathesis": 0.3, "raw": 0.25}  # the known ones are the rest
 FLAGS = (
     *("--api-workers", "2", "--admin-api-key", KEY, "--max-total-tokens", "16384"),
@@ -108,10 +109,12 @@ def verdict(status: int, text: str) -> str | None:
 
 
 class Attack:
-    """count: requests in all."""
+    """count: requests in all. haste: how many times sooner clients go away, and let go of
+    connections that they leave open."""
 
-    def __init__(self, served: Served, count: int, seed: int) -> None:
+    def __init__(self, served: Served, count: int, seed: int, haste: float = 1.0) -> None:
         self.outcome = Outcome()
+        self._haste = haste
         self._served = served
         self._count = count
         self._random = Random(seed)
@@ -127,7 +130,7 @@ class Attack:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=AT_ONCE)
         queue = iter(self._plan())
         async with httpx.AsyncClient(
-            base_url=self._served.url, timeout=PATIENCE, limits=limits
+            base_url=self._served.url, timeout=PATIENCE / self._haste, limits=limits
         ) as http:
             clients = [self._client(http, queue) for _ in range(AT_ONCE)]
             await asyncio.gather(*clients)
@@ -172,7 +175,7 @@ class Attack:
 
     async def _misuse(self) -> None:
         host, _, port = self._served.url.removeprefix("http://").partition(":")
-        name, answer = await misuse(host, int(port), self._random)
+        name, answer = await misuse(host, int(port), self._random, LONGEST / self._haste)
         if not answer:
             self.outcome.note(name, "no answer")
             return
@@ -183,10 +186,12 @@ class Attack:
         self.outcome.note(name, str(found[0] if found else "noise"), problem)
 
 
-def attack(served: Served, count: int, seed: int = 0, warm_up: int = 300) -> Outcome:
+def attack(
+    served: Served, count: int, seed: int = 0, warm_up: int = 300, haste: float = 1.0
+) -> Outcome:
     """warm_up: hostile requests before memory is looked at, so that all is loaded. With 0,
-    neither memory is measured nor what probes take before."""
-    one = Attack(served, count, seed)
+    neither memory is measured nor what probes take before. haste: of Attack."""
+    one = Attack(served, count, seed, haste)
     outcome = one.outcome
     if warm_up:
         touch_all_memory(served)

@@ -51,6 +51,7 @@ BAD = (
 class Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    longest: float  # seconds that it is left open
 
     def drop(self) -> None:
         """Reset it, rather than close it in order."""
@@ -67,16 +68,16 @@ def statuses(answer: bytes) -> list[int]:
 Act = Callable[[Connection, Random], Awaitable[bytes | None]]
 
 
-async def misuse(host: str, port: int, random: Random) -> tuple[str, bytes | None]:
-    """One connection, used in one of the ways. Its name, and what was answered, if that was
-    read."""
+async def misuse(host: str, port: int, random: Random, longest: float) -> tuple[str, bytes | None]:
+    """One connection, used in one of the ways. Its name, and what was answered, if that was read.
+    longest: seconds that one is left open."""
     act = random.choices(ACTS, WEIGHTS)[0]
     name = act.__name__
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
         return name, None
-    connection = Connection(reader, writer)
+    connection = Connection(reader, writer, longest)
     try:
         with suppress(ConnectionError, TimeoutError):
             return name, await act(connection, random)
@@ -111,15 +112,16 @@ async def half_a_request(connection: Connection, random: Random) -> None:
     """Left open for a while, then dropped."""
     request = random.choice((WHOLE, READY, CHUNKED + b"5\r\n{", b""))
     connection.writer.write(request[: random.randrange(len(request) + 1)])
-    await asyncio.sleep(random.uniform(0.1, 12))
+    await asyncio.sleep(random.uniform(0.1, connection.longest))
 
 
 async def slow_body(connection: Connection, random: Random) -> None:
     connection.writer.write(CHUNKED)
-    for _ in range(random.randrange(1, 40)):
+    count = random.randrange(1, 40)
+    for _ in range(count):
         connection.writer.write(b"1\r\n \r\n")
         await connection.writer.drain()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(min(0.2, connection.longest / count))
 
 
 async def drops_in_a_stream(connection: Connection, random: Random) -> None:
@@ -139,7 +141,7 @@ async def never_reads(connection: Connection, random: Random) -> None:
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
     connection.writer.write(LONG)
-    await asyncio.sleep(random.uniform(0.5, 5))
+    await asyncio.sleep(random.uniform(0.5, min(5, connection.longest)))
 
 
 async def many_at_once(connection: Connection, random: Random) -> bytes:

@@ -3,14 +3,17 @@ and soak.py do with 10,000 requests. Only the slow ones look at the time of prob
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.hostile import attack, soak
 from tests.e2e.hostile.bodies import GRAMMARS, Mutations, known
 from tests.e2e.hostile.watch import GROWTH, Holdings, Probes
+from tests.protocol.answers import ask, assert_drafts_change_nothing
 from tests.support.processes import Served, serving
 
 
@@ -26,7 +29,7 @@ def served(folder: Path) -> Iterator[Served]:
 
 
 def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
-    outcome = attack.attack(served, 80, warm_up=0)
+    outcome = attack.attack(served, 80, warm_up=0, haste=4)
     assert outcome.num_sent == 80
     assert outcome.bad == []
     assert outcome.probes.failed == []
@@ -34,9 +37,22 @@ def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
     assert "Traceback" not in served.log.read_text()
 
 
-def test_mixed_requests_answer_as_without_drafts(served: Served) -> None:
-    expected = soak.answers_without_drafts(served, soak.bodies()[::5])
-    outcome = soak.soak(served, expected, 60, warm_up=0)
+@pytest.fixture(scope="module")
+def plain(served: Served) -> dict[str, Any]:
+    """Answers to the table's bodies and to longer ones, by name."""
+    return soak.answers_without_drafts(served, soak.bodies())
+
+
+def test_each_body_of_the_protocol_is_answered_as_without_drafts(
+    served: Served, plain: dict[str, Any]
+) -> None:
+    """By front ends and an engine in processes of their own."""
+    assert_drafts_change_nothing(plain, asyncio.run(ask(served.url)))
+
+
+def test_mixed_requests_answer_as_without_drafts(served: Served, plain: dict[str, Any]) -> None:
+    names = [*plain][::5]
+    outcome = soak.soak(served, {name: plain[name] for name in names}, 60, warm_up=0)
     assert outcome.problems() == []
     assert outcome.num_cancelled > 5
     assert outcome.num_drafted_for > 20
