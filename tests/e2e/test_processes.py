@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.kept import Kept
 from tests.support.processes import Served, children_of, is_alive, serving
 from tests.support.waiting import until
 
@@ -22,11 +23,16 @@ LONG = {"max_tokens": 3000}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Served]]:
     flags = ("--api-workers", "2", "--max-restarts", "20", "--shutdown-timeout", "100")
-    with serving(folder, *flags) as served:
-        yield served
+    servers = Kept(lambda: serving(tmp_path_factory.mktemp("served"), *flags))
+    yield servers
+    servers.end()
+
+
+@pytest.fixture
+def served(servers: Kept[Served]) -> Served:
+    return servers.get()
 
 
 def connections(url: str, count: int) -> Iterator[httpx.Client]:
@@ -136,8 +142,9 @@ def test_client_that_never_reads_stops_nobody(served: Served) -> None:
     until(lambda: idle(served))
 
 
-def test_sigterm_under_load_finishes_requests_and_leaves_no_child(served: Served) -> None:
-    """The last test of this server."""
+def test_sigterm_under_load_finishes_requests_and_leaves_no_child(
+    servers: Kept[Served], served: Served
+) -> None:
     until(lambda: served.is_ready() and idle(served))
     fields: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
     shaped = {"structured_outputs": {"regex": "[ab]{40}"}}
@@ -150,6 +157,7 @@ def test_sigterm_under_load_finishes_requests_and_leaves_no_child(served: Served
         *_, last = events
     assert last["choices"][0]["finish_reason"] == "length"
     assert served.process.wait(120) == -signal.SIGTERM
+    servers.end()
     until(lambda: not any(map(is_alive, started)))
 
 

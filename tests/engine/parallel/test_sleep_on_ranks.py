@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.layers.in_place import weights_of
+from tests.support.kept import Kept
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL, Group, same_on_all, told
 from tests.support.waiting import until
@@ -30,38 +32,27 @@ from tests.support.waiting import until
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 CHAIN = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False)
+Pairs = Kept[tuple[LLM, LLM]]  # one engine, and two ranks
 THIS = "tests.engine.parallel.test_sleep_on_ranks"
 
 
-class Pairs:
-    """One engine and two ranks, started anew once a test has ended the ranks: a worker runs the
-    tests in any order."""
-
-    def __init__(self) -> None:
-        self._started: tuple[Group, tuple[LLM, LLM]] | None = None
-
-    def running(self) -> tuple[LLM, LLM]:
-        if self._started is None:
-            group = Group("tiny", 2, enable_sleep_mode=True)
-            self._started = group, group.pair(CHAIN, "device")
-        return self._started[1]
-
-    def end(self) -> None:
-        if self._started is not None:
-            self._started[0].end()
-            self._started = None
+@contextmanager
+def started() -> Iterator[tuple[LLM, LLM]]:
+    group = Group("tiny", 2, enable_sleep_mode=True)
+    yield group.pair(CHAIN, "device")
+    group.end()
 
 
 @pytest.fixture(scope="module")
 def pairs() -> Iterator[Pairs]:
-    pairs = Pairs()
+    pairs = Kept(started)
     yield pairs
     pairs.end()
 
 
 @pytest.fixture
 def pair(pairs: Pairs) -> tuple[LLM, LLM]:
-    return pairs.running()
+    return pairs.get()
 
 
 def memory_is(engine: Engine, given_back: bool) -> None:
@@ -161,7 +152,7 @@ def test_engine_does_not_sleep_beside_another_on_the_same_weights(pair: tuple[LL
 
 
 def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(pairs: Pairs) -> None:
-    two = pairs.running()[1]
+    two = pairs.get()[1]
     engine: Any = two.engine
     two.sleep()
     engine.call(f"{THIS}:cannot", do="restore", rank=0)
