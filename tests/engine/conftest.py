@@ -12,7 +12,14 @@ from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_ea
 from tests.draft.mtp_reading import add_mtp
 from tests.support.judged_rounds import Subject, make_lookup_prompts, make_subjects
 from tests.support.mtp_targets import TARGETS, predictable
-from tests.support.torn_prompts import torn_prompts
+from tests.support.torn_prompts import TornPrompts
+
+
+@pytest.fixture
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether `make test-all` alone runs this case, where a run may be longer than it takes to meet
+    each boundary once."""
+    return request.node.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +62,9 @@ def folders(
 
 
 @pytest.fixture(scope="session")
-def torn(folders: dict[str, tuple[Path, SpecConfig]]) -> dict[Path, list[list[int]]]:
+def torn() -> dict[Path, list[list[int]]]:
     """Prompts of each target of which suffixes draft trees, and of which nothing."""
-    return {folder: torn_prompts(folder) for folder in {one for one, _ in folders.values()}}
+    return TornPrompts()
 
 
 @pytest.fixture(scope="session")

@@ -46,9 +46,14 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+
+def note(mode: Operators, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    mode.names.add(func.overloadpacket.__name__)
+    return func(*args, **(kwargs or {}))
+
+
+# Not in the class: PyTorch wraps what it finds there, and with the first call imports its compiler.
+Operators.__torch_dispatch__ = note  # type: ignore[method-assign]
 
 
 def record() -> set[Kernel]:

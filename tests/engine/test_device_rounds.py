@@ -127,13 +127,14 @@ def assert_plain(
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("kind", "asked"), thinned(5, ["plain", *KINDS], PARAMS))
 def test_device_rounds_emit_and_accept_what_host_rounds_do(
-    kind: str, asked: str, where: str, spec_of: Specs
+    kind: str, asked: str, where: str, is_long: bool, spec_of: Specs
 ) -> None:
     """Three requests in a round of four: one row is padding. Then on prefix hits."""
     (folder, spec), params = spec_of(kind), PARAMS[asked]
     llm, rounds = make_on_device(where, folder, spec)
     host = make(folder, spec, disable_cuda_graph=True)
-    for _ in range(2):
+    for most in (NEW_TOKENS, NEW_TOKENS if is_long else 12):
+        params = [replace(one, max_tokens=most) for one in params]
         found, expected = llm.generate(PROMPTS, params), host.generate(PROMPTS, params)
         assert_plain(found, folder, PROMPTS, params)
         llm.engine.scheduler.check_invariant()
@@ -155,16 +156,15 @@ def test_device_rounds_without_overlap_change_no_token(
 ) -> None:
     folder, spec = spec_of(kind)
     llm, rounds = make_on_device(where, folder, spec, overlaps=False)
-    batches = [(PARAMS["greedy"], count) for count in (1, 3, 2)]
-    for params, count in [*batches, (SAMPLED, 3), (EDITED, 3), (EDITED, 1)]:
+    greedy = PARAMS["greedy"]
+    for params, count in [(greedy, 1), (greedy, 3), (SAMPLED, 3), (EDITED, 2)]:
         found = llm.generate(PROMPTS[:count], params[:count])
         assert_plain(found, folder, PROMPTS[:count], params[:count])
     assert not fallbacks(rounds)
 
 
 @ON_CPU
-@pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("asked", ["greedy", "biased"])
+@pytest.mark.parametrize(("kind", "asked"), each_value(1, TREES, ["biased", "greedy"]))
 def test_device_trees_are_those_of_the_host(kind: str, asked: str, spec_of: Specs) -> None:
     """Rows are reversed, with one of padding, so that no order hides a mistake."""
     folder, spec = spec_of(kind)
@@ -252,7 +252,7 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
 
     monkeypatch.setattr(eagle, "_MANY_ROWS", 8)
     monkeypatch.setattr(eagle, "keep_rows", keep)
-    test_device_rounds_emit_and_accept_what_host_rounds_do(kind, "greedy", "cpu", spec_of)
+    test_device_rounds_emit_and_accept_what_host_rounds_do(kind, "greedy", "cpu", False, spec_of)
     assert 1 in kept
 
 
@@ -270,7 +270,7 @@ def test_requests_come_and_go_between_host_and_device_rounds(
     flags = {"max_running_requests": 4, "page_size": 16}
     llm, rounds = make_on_device(where, folder, spec, **flags)
     mixed = [*EDITED, *SAMPLED, *WITH_LOGPROBS[:2]]
-    params = [replace(one, max_tokens=9 + 3 * i) for i, one in enumerate(mixed)]
+    params = [replace(one, max_tokens=9 + 2 * i) for i, one in enumerate(mixed)]
     come_and_go(host, llm, MANY, params, monkeypatch)
     assert not fallbacks(rounds)
     assert rounds.counters["replays"] > 10
@@ -336,7 +336,7 @@ def test_requests_draft_no_deeper_than_they_allow(kind: str, where: str, spec_of
 @pytest.mark.parametrize("kind", ["plain", "EAGLE3", "NGRAM", "narrow tree", "tree"])
 def test_requests_end_with_the_context(kind: str, where: str, spec_of: Specs) -> None:
     folder, spec = spec_of(kind)
-    flags = {"context_length": 90}
+    flags = {"context_length": 64}
     host = make(folder, None, disable_cuda_graph=True, **flags)
     llm, rounds = make_on_device(where, folder, spec, **flags)
     assert_same_tokens(host, llm, PROMPTS, replace(GREEDY, max_tokens=None))

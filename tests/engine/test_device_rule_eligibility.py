@@ -256,7 +256,7 @@ def test_stochastic_rule_of_judge_alone_has_hosts_text_in_device_rounds(
     for one in (host, llm):
         assert type(one.engine.parts.verifier) is verifier
         assert verifier.kernel is None
-    found = check(host, llm, shortened(subject.ends))
+    found = check(host, llm, shortened(subject.ends, 24))
     assert not fallbacks(rounds)
     assert rounds.counters["replays"] > 8
     assert isinstance(rounds.round.rule, Stochastic)

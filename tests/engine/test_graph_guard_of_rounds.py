@@ -17,6 +17,7 @@ from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.errors import GraphInputError
 from specengine.engine.round.executor import RoundExecutor
 from tests.draft.mtp_reading import add_mtp
+from tests.halves import slow_but
 from tests.support.device_rounds import run_on_device
 from tests.support.mtp_targets import predictable
 from tests.support.plain import plain_says
@@ -37,7 +38,7 @@ WITH_GRAMMAR = [
     WITH_LOGPROBS[0],
 ]
 BATCHES = [
-    [replace(one, max_tokens=12) for one in params]
+    [replace(one, max_tokens=10) for one in params]
     for params in ([GREEDY] * 3, SAMPLED[:3], EDITED, WITH_LOGPROBS, WITH_GRAMMAR)
 ]
 CHAIN: dict[str, Any] = {"adaptive": False, "num_steps": 3}
@@ -59,6 +60,8 @@ SHAPES = {
         "ngram_branches": 2,
     },
 }
+# Of each source and layout one; the others in `make test-all`.
+WATCHED = ["plain", "EAGLE3", "MTP", "a tree", "a tree of a model", "a tree of text"]
 # By their paths from the round; of the last attribute, what the error says.
 OF_ALL = [
     "rows",
@@ -206,6 +209,7 @@ def test_input_that_moved_is_reported(
 
 
 @ON_CPU
+@pytest.mark.parametrize("name", slow_but(WATCHED, SHAPES))
 def test_nothing_is_reported_where_no_input_moved(
     name: str, folder: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def tree_rows(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count_rows(head_topk_cuda, "head_topk", monkeypatch)
 
 
+SHORT = replace(GREEDY, max_tokens=12)
 GIVEN: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 2048, "device": "cpu"}
 
 
@@ -54,13 +55,13 @@ def test_tokens_of_the_head_kernel_are_those_of_logits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given, spec = GIVEN, chain_of(name, drafters)
-    params = replace(GREEDY, logprobs=2)
+    params = replace(SHORT, logprobs=2)
     expected = LLM(str(target), None, **given).generate(PROMPTS, params, progress=False)
     assert not rows, "logits were asked for"
     llm = LLM(str(target), spec, **given)
     rounds = run_on_device(llm)
-    found = llm.generate(PROMPTS, GREEDY, progress=False)
-    assert rounds.counters["replays"] > 5
+    found = llm.generate(PROMPTS, SHORT, progress=False)
+    assert rounds.counters["replays"] > 3
     # Four requests, one of them padding: a row each, and four each in a verification.
     assert {4, 16} <= set(rows) if spec else set(rows) == {4}, set(rows)
     assert assert_same_but_for_ties(found, expected) == 0
@@ -83,8 +84,8 @@ def test_trees_of_the_head_kernel_are_those_of_logits(
         tree_rows.clear()
         llm = LLM(str(target), spec, **GIVEN)
         rounds = run_on_device(llm)
-        found = llm.generate(PROMPTS, GREEDY, progress=False)
-        assert rounds.counters["replays"] > 5
+        found = llm.generate(PROMPTS, SHORT, progress=False)
+        assert rounds.counters["replays"] > 3
         return found
 
     found = answer()

@@ -42,7 +42,7 @@ from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
-EFFORT = Effort(num_requests=60, mutant_requests=6000, draft_requests=600, greedy_tokens=12)
+EFFORT = Effort(num_requests=40, mutant_requests=6000, draft_requests=600, greedy_tokens=12)
 
 
 @pytest.fixture(scope="module")

@@ -142,9 +142,11 @@ def let_rounds_differ(
     return were_known
 
 
-def check_workload(llm: LLM, rounds: RoundExecutor, plain: LLM, were_known: list[bool]) -> None:
+def check_workload(
+    llm: LLM, rounds: RoundExecutor, plain: LLM, were_known: list[bool], arrivals: int
+) -> None:
     work, scheduler = Workload(llm, random.Random(0)), llm.engine.scheduler
-    work.run(arrivals=12)
+    work.run(arrivals)
     assert rounds.counters["replays"] > 10
     assert set(were_known) == {False, True}
     for req in work.reqs:
@@ -171,6 +173,7 @@ def check_workload(llm: LLM, rounds: RoundExecutor, plain: LLM, were_known: list
 def test_random_workload_changes_no_text(
     name: str,
     where: str,
+    is_long: bool,
     target: Path,
     drafters: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -180,4 +183,5 @@ def test_random_workload_changes_no_text(
     plain = make(target, None, disable_cuda_graph=True, **FLAGS)
     if where == "cpu":
         rounds.new_event = Behind
-    check_workload(llm, rounds, plain, let_rounds_differ(llm, rounds, monkeypatch))
+    were_known = let_rounds_differ(llm, rounds, monkeypatch)
+    check_workload(llm, rounds, plain, were_known, 12 if is_long else 9)

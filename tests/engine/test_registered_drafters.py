@@ -48,7 +48,7 @@ def made(tiny: TinyModels, spec: SpecConfig | None) -> LLM:
 
 
 def said(llm: LLM) -> list[Generation]:
-    params = [replace(one, max_tokens=14) for one in PARAMS]
+    params = [replace(one, max_tokens=11) for one in PARAMS]
     found = llm.generate(TEXTS, params)
     llm.engine.scheduler.check_invariant()
     return found
@@ -64,13 +64,17 @@ def accepted(found: list[Generation]) -> list[list[int]]:
     return [one.spec.histogram for one, params in every if not params.has_penalties]
 
 
+@pytest.fixture(scope="module")
+def plain(tiny: TinyModels) -> list[list[int]]:
+    return tokens(said(made(tiny, None)))
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_registered_drafter_matches_plain_decoding_on_the_host_and_in_device_rounds(
-    name: str, tiny: TinyModels
+    name: str, tiny: TinyModels, plain: list[list[int]]
 ) -> None:
     """Drafts that are matched change no token, and those that a stochastic rule judges
     are judged alike in both. A model drafts the same chains in both."""
-    plain = tokens(said(made(tiny, None)))
     for subject in subjects_of(name, tiny):
         host, llm = made(tiny, subject.spec), made(tiny, subject.spec)
         drafter, expected = host.engine.drafter, said(host)

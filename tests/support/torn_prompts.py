@@ -11,6 +11,14 @@ from tests.support.rounds import make
 BETWEEN_TWO = SamplingParams(temperature=9.0, top_k=2, max_tokens=260, ignore_eos=True)
 
 
+class TornPrompts(dict[Path, list[list[int]]]):
+    """By target, each made when first asked for."""
+
+    def __missing__(self, folder: Path) -> list[list[int]]:
+        self[folder] = torn_prompts(folder)
+        return self[folder]
+
+
 def torn_prompts(folder: Path) -> list[list[int]]:
     """Text of the target, between two tokens everywhere, and prompts for which nothing is drafted
     at first."""

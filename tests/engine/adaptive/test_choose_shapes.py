@@ -203,7 +203,7 @@ def test_a_hybrid_weighs_both_sources(
 ) -> None:
     """Accepted matches are deep and cheap, which rounds of the model are not."""
     found: dict[int | None, set[int]] = {MODEL: set(), None: set()}
-    for model_steps, seed in product(found, range(6)):
+    for model_steps, seed in product(found, range(4)):
         world = HybridWorld(match_share, [model] * MODEL, level, random.Random(seed))
         steps = AdaptiveSteps([0, 1, 2, MODEL, LOOKUP], RunningCosts(), model_steps=model_steps)
         world.run(steps, 400)

@@ -62,10 +62,9 @@ def check(group: Group, algorithm: str | None, fields: dict[str, Any], where: st
         flags["draft_tp_size"] = 1
     spec = None if algorithm is None else SpecConfig(algorithm=algorithm, **fields)
     given = prompts(group)
-    # Four requests, of which the first two are greedy.
-    params = [GREEDY, GREEDY, *SAMPLED[:2]]
-    found = same_on_all(group.pair(spec, where, **flags), [*given, given[0]], params)
-    assert spec is None or any(accepted for *_, accepted in found[:2])
+    params = [GREEDY] * len(given) + SAMPLED
+    found = same_on_all(group.pair(spec, where, **flags), [*given, *given[:2]], params)
+    assert spec is None or any(accepted for *_, accepted in found[: len(given)])
 
 
 def ids_of(given: tuple[str, dict[str, Any]]) -> str:
