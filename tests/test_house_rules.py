@@ -58,24 +58,29 @@ def test_host_round_is_one_short_function() -> None:
     assert places == sorted(places), "draft, prepare, verify, accept, keep, observe"
 
 
-def test_no_code_asks_for_an_algorithm_by_name() -> None:
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.AST]:
+    return {short(path): ast.parse(path.read_text()) for path in sources()}
+
+
+def test_no_code_asks_for_an_algorithm_by_name(trees: dict[str, ast.AST]) -> None:
     asked = {
-        short(path): list(asked_by_name(ast.parse(path.read_text())))
-        for path in sources()
-        if not short(path).startswith(MAY_ASK)
+        path: list(asked_by_name(tree))
+        for path, tree in trees.items()
+        if not path.startswith(MAY_ASK)
     }
     assert len(asked) > 300
     assert {path: lines for path, lines in asked.items() if lines} == {}
 
 
-def test_files_and_functions_are_short() -> None:
+def test_files_and_functions_are_short(trees: dict[str, ast.AST]) -> None:
     """Kernels are not counted: their length is the algorithm's."""
     texts = {short(path): path.read_text() for path in sources()}
     texts = {path: text for path, text in texts.items() if not path.startswith("kernels/")}
     assert len(texts) > 300
     lines = {path: text.count("\n") for path, text in texts.items()}
     assert {path: count for path, count in lines.items() if count > MOST_FILE_LINES} == {}
-    functions = {path: list(long_functions(ast.parse(text))) for path, text in texts.items()}
+    functions = {path: list(long_functions(trees[path])) for path in texts}
     assert {path: names for path, names in functions.items() if names} == {}
 
 

@@ -44,8 +44,7 @@ def imports(tree: ast.AST) -> list[tuple[int, str]]:
     return found
 
 
-def breaches(importer: str, source: str) -> list[str]:
-    tree = ast.parse(source)
+def breaches(importer: str, tree: ast.AST) -> list[str]:
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     bad = [f"line {node.lineno}: relative import" for node in froms if node.level]
     for line, module in imports(tree):
@@ -112,27 +111,32 @@ def _is_real(path: Path) -> bool:
     return not any((ROOT / parent).is_symlink() for parent in between)
 
 
-def test_imports_go_one_way() -> None:
-    packages = {path: package_of(path.relative_to(ROOT).parts) for path in sources()}
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.AST]:
+    return {path: ast.parse(path.read_text()) for path in sources()}
+
+
+def test_imports_go_one_way(trees: dict[Path, ast.AST]) -> None:
+    packages = {path: package_of(path.relative_to(ROOT).parts) for path in trees}
     assert set(packages.values()) >= set(PACKAGES)
     bad = {
-        str(path.relative_to(ROOT)): breaches(package, path.read_text())
+        str(path.relative_to(ROOT)): breaches(package, trees[path])
         for path, package in packages.items()
         if package
     }
     assert {path: found for path, found in bad.items() if found} == {}
 
 
-def test_no_room_has_an_import_circle() -> None:
+def test_no_room_has_an_import_circle(trees: dict[Path, ast.AST]) -> None:
     packages: dict[str, dict[str, ast.AST]] = {}
-    for path in sources():
+    for path, tree in trees.items():
         package = package_of(path.relative_to(ROOT).parts)
         if package is not None:
-            packages.setdefault(package, {})[module_name(path)] = ast.parse(path.read_text())
+            packages.setdefault(package, {})[module_name(path)] = tree
     found: set[frozenset[str]] = set()
-    for trees in packages.values():
-        modules = set(trees)
-        graph = {name: imported_modules(tree, modules) - {name} for name, tree in trees.items()}
+    for room in packages.values():
+        modules = set(room)
+        graph = {name: imported_modules(tree, modules) - {name} for name, tree in room.items()}
         found |= circles(graph)
     assert found == CIRCLES
 
@@ -159,12 +163,12 @@ def test_top_folders_are_namespaces(folder: str) -> None:
 
 
 def test_the_rule_sees_breaches() -> None:
-    assert breaches("core", "from specengine.memory.radix import X")
-    assert breaches("draft", "import specengine.target.registry")
-    assert breaches("draft", "from .tree import X")
-    assert breaches("kernels", "from specengine.core import batch")
-    assert breaches("engine", "from kernels.linear.norm import rms_norm")
-    assert breaches("draft", "from specengine.draft.train.loop import train")
-    assert breaches("lab", "from specengine.server.app import app")
-    assert not breaches("draft/train", "import specengine.target.registry")
-    assert not breaches("engine", "from specengine.core.batch import ForwardBatch")
+    assert breaches("core", ast.parse("from specengine.memory.radix import X"))
+    assert breaches("draft", ast.parse("import specengine.target.registry"))
+    assert breaches("draft", ast.parse("from .tree import X"))
+    assert breaches("kernels", ast.parse("from specengine.core import batch"))
+    assert breaches("engine", ast.parse("from kernels.linear.norm import rms_norm"))
+    assert breaches("draft", ast.parse("from specengine.draft.train.loop import train"))
+    assert breaches("lab", ast.parse("from specengine.server.app import app"))
+    assert not breaches("draft/train", ast.parse("import specengine.target.registry"))
+    assert not breaches("engine", ast.parse("from specengine.core.batch import ForwardBatch"))

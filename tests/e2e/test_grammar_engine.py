@@ -15,6 +15,7 @@ from specengine.core.errors import RequestError
 from specengine.engine.llm import Generation
 from specengine.engine.outputs import RequestOutput
 from tests.draft.eagle_checkpoints import eagle3
+from tests.halves import thinned
 
 CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
 TREE = SpecConfig(
@@ -138,27 +139,34 @@ def test_forms_with_and_without_speculation(
         assert sum(one.spec.num_accepted for one in results.values()) > 0
 
 
-@pytest.mark.parametrize("shape", [{}, {"eagle_topk": 3, "num_draft_tokens": 10}], ids=str)
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+CHAINED: dict[str, Any] = {}
+TREES: dict[str, Any] = {"eagle_topk": 3, "num_draft_tokens": 10}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape", "temperature"),
+    thinned(2, ["STANDALONE", "EAGLE3"], [CHAINED, TREES], [0.0, 1.0]),
+)
 def test_drafters_with_a_model(
     algorithm: str,
     shape: dict[str, Any],
+    temperature: float,
     small_models: dict[str, Path],
     tmp_path: Path,
     plain: dict[float, dict[str, Generation]],
 ) -> None:
-    """They draft without the grammar, and see less verified than they proposed."""
+    """They draft without the grammar, and see less verified than they proposed. Every two of the
+    parameters meet; every three in make test-all."""
     folder = small_models["llama"]
     draft = folder if algorithm == "STANDALONE" else eagle3(tmp_path / "draft", folder)
     spec = SpecConfig(
         algorithm=algorithm, adaptive=False, draft_model_path=str(draft), num_steps=3, **shape
     )
     llm = make(folder, spec=spec)
-    for temperature, expected in plain.items():
-        results = run_all(llm, temperature)
-        assert {form: one.token_ids for form, one in results.items()} == {
-            form: one.token_ids for form, one in expected.items()
-        }
+    results, expected = run_all(llm, temperature), plain[temperature]
+    assert {form: one.token_ids for form, one in results.items()} == {
+        form: one.token_ids for form, one in expected.items()
+    }
     assert llm.engine.stats().spec.num_drafts > 0
 
 

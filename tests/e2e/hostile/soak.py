@@ -161,7 +161,7 @@ class Soak:
 
 async def answers(url: str, asked: list[Body], changed: dict[str, Any]) -> dict[str, Any]:
     """A few at once. changed: fields of every body."""
-    turn = asyncio.Semaphore(8)
+    turn = asyncio.Semaphore(16)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
 
         async def answer(one: Body) -> Any:
