@@ -159,7 +159,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
                 forward_mode=ForwardMode.DECODE if tree is None else ForwardMode.DRAFT_EXTEND,
                 input_ids=torch.zeros(batch.batch_size * self.topk, dtype=torch.int64),
                 req_pool_indices=[
-                    row_of(req) if run else 0 for req, run in zip(batch.reqs, runs, strict=True)
+                    req.row if run else 0 for req, run in zip(batch.reqs, runs, strict=True)
                 ],
                 prefix_lens=[past + (root + self.first_place if run else 0) for root, run in pairs],
                 extend_lens=[self.topk] * batch.batch_size,
@@ -194,15 +194,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if max(counts) > 1 else ForwardMode.DECODE,
                 input_ids=int64([*chain.from_iterable(tokens)]),
-                req_pool_indices=[row_of(req) for req in reqs],
+                req_pool_indices=[req.row for req in reqs],
                 prefix_lens=starts,
                 extend_lens=counts,
                 logits_rows=last_rows if with_logits else [],
                 sampling=None,
             )
         )
-
-
-def row_of(req: Req) -> int:
-    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
-    return req.req_pool_idx

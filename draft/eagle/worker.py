@@ -19,7 +19,6 @@ from specengine.core.transfer import int64, sent
 from specengine.draft.eagle.load import load_eagle, load_eagle3
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
-from specengine.draft.worker import row_of
 from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
@@ -97,7 +96,7 @@ class EagleWorker(TreeDraftWorker):
         self._keep_last(step, output)
 
     def _rows_of(self, reqs: Sequence[Req]) -> Tensor:
-        return sent(int64(list(map(row_of, reqs))), self.states.device)
+        return sent(int64([req.row for req in reqs]), self.states.device)
 
     def _see_all(self, rows: Tensor) -> None:
         # Not by assignment: a number that is assigned goes by pageable memory, and waits.

@@ -20,7 +20,6 @@ from specengine.core.tree import Tree
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.rows import LayerRows
-from specengine.draft.worker import row_of
 from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
@@ -155,7 +154,7 @@ class MtpLayersWorker(MtpWorker):
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         device = self.runner.device
         self._path_BD = torch.empty(batch.batch_size, 0, dtype=torch.int64, device=device)
-        rows = torch.tensor([row_of(req) for req in batch.reqs])
+        rows = torch.tensor([req.row for req in batch.reqs])
         self._rows_B = sent(rows, device)
         output = super().start(batch)
         assert output.hidden is not None
@@ -173,7 +172,7 @@ class MtpLayersWorker(MtpWorker):
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if level > 1 else ForwardMode.DECODE,
                 input_ids=torch.zeros(batch.batch_size * level, dtype=torch.int64),
-                req_pool_indices=[row_of(req) if run else 0 for req, run in reqs],
+                req_pool_indices=[req.row if run else 0 for req, run in reqs],
                 prefix_lens=[root - level if run else 0 for root, run in roots],
                 extend_lens=[level] * batch.batch_size,
                 logits_rows=[level * (i + 1) - 1 for i in range(batch.batch_size)],

@@ -19,7 +19,6 @@ from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.core.transfer import sent
 from specengine.draft.standalone.load import load_standalone
 from specengine.draft.tree_worker import TreeDraftWorker
-from specengine.draft.worker import row_of
 from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
 
@@ -184,7 +183,7 @@ class StandaloneWorker(TreeDraftWorker):
 
     def _remember(self, reqs: Sequence[Req], tokens: list[int]) -> None:
         """The token before the root of each."""
-        values = torch.tensor([[row_of(req) for req in reqs], tokens])
+        values = torch.tensor([[req.row for req in reqs], tokens])
         rows_B, tokens_B = sent(values, self.previous.device)
         self.previous[rows_B] = tokens_B
 

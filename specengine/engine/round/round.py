@@ -135,7 +135,7 @@ class Round:
         layout.keep_kv(self.runner, rows, path)
         keep_states(output.batch, path.accepted_B, path.nodes_BW)
         if not key.paused:
-            observed = RowsOutput(tokens_T, hidden_TH, features_TF)
+            observed = RowsOutput(hidden_TH, features_TF)
             self.source.observe(key, rows, observed, path.tokens_BW, path.accepted_B)
 
     def decide(
