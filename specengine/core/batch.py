@@ -281,8 +281,8 @@ class ForwardBatch:
         B, T = batch.batch_size, batch.num_tokens
         indptr = [0, *accumulate(batch.extend_lens)]
         lens = batch.prefix_lens, batch.extend_lens
-        given = batch.req_pool_indices, *lens, indptr, batch.logits_rows or []
-        rows, prefix, extend, qo_indptr, logits_rows = sent_columns(given, device)
+        columns = batch.req_pool_indices, *lens, indptr, batch.logits_rows or []
+        rows, prefix, extend, qo_indptr, logits_rows = sent_columns(columns, device)
         request_T = torch.repeat_interleave(torch.arange(B, device=device), extend, output_size=T)
         place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
         out_cache_loc = req_to_token_pool.req_to_token[rows[request_T], place_T]

@@ -15,7 +15,6 @@ from specengine.core.platform import Graph
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import Agreement, InFlightRound, RoundKey, RoundPlan
@@ -75,7 +74,6 @@ class RoundExecutor:
         self.round_slots = round_slots(self.source)
         self.most_tokens = self.steps[-1] + 1  # that a request gains in a round
         self.max_len, self.is_lossy = round.commit.max_len, round.is_lossy
-        self.host_drafts = not isinstance(self.source, DeviceDraft)  # before each round
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
         self._stale = StaleRows(self.source, self.state.lens)
@@ -197,7 +195,7 @@ class RoundExecutor:
     def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
-        count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
+        count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.levels)
         may_draft = drafts or self.agreement is not None
         if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
@@ -230,7 +228,7 @@ class RoundExecutor:
         """It has the whole tree where there is no graph of smaller ones, nor memory for it."""
         key = RoundKey(
             batch_size=self._size(len(reqs)),
-            num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.num_drafted))],
+            num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.levels))],
             sampling=self.sampling.features_of(reqs),
             paused=plan.paused and self.may_pause,
         )
@@ -242,7 +240,7 @@ class RoundExecutor:
         return smaller if self.cache.has_memory_for(smaller) else key
 
     def _launch(self, reqs: list[Req], plan: RoundPlan, key: RoundKey) -> InFlightRound:
-        self.round.send_counts(plan.num_drafted, key)
+        self.round.send_counts(plan.levels, key)
         graph = self.graph(key)
         rows = rows_of(reqs) + [0] * (key.batch_size - len(reqs))
         if not key.paused:
@@ -257,8 +255,7 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        given = outcome, self.new_event(), key, self._turn, plan.drafted_nodes
-        in_flight = InFlightRound(reqs, plan.num_drafted, *given, {}, plan.from_lookup)
+        in_flight = InFlightRound(reqs, plan, outcome, self.new_event(), key, self._turn, {})
         if not key.sampling.masks:
             self._end(in_flight)
         return in_flight
@@ -290,11 +287,10 @@ class RoundExecutor:
         tokens = [row[1 : row[0] + 2] for row in rows]
         self.sampling.edits.note(in_flight.reqs, tokens)
         # The padding of a short draft is a draft too, where it happens to be right.
-        num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.num_drafted), num_accepted)]
+        num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.plan.levels), num_accepted)]
         logprobs: list[list[TokenLogprob]] | None = None
         if in_flight.key.sampling.logprobs:
-            given = in_flight.turn, in_flight.reqs, steps + 1, tokens
-            logprobs = self.round.logprobs.read(*given)
+            logprobs = self.round.logprobs.read(in_flight.turn, in_flight.reqs, steps + 1, tokens)
         result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)
         if self.tree_sizes and steps:
             # Nodes stand best first: a node's number is its rank.

@@ -99,11 +99,11 @@ def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool
     starts = [0, *accumulate(batch.extend_lens[:-1])]
     columns = [batch.req_pool_indices, starts, result.num_accepted]
     if result.kv_keep is None:
-        given = sent_columns(columns, states.device)
-        states.keep_paths(StatePaths(*given, None, max(batch.extend_lens)))
+        sent = sent_columns(columns, states.device)
+        states.keep_paths(StatePaths(*sent, None, max(batch.extend_lens)))
     else:
-        *given, nodes_BW = _sent_with_paths(columns, result.kv_keep, states.device)
-        states.keep_paths(StatePaths(*given, nodes_BW, nodes_BW.shape[1]))
+        *sent, nodes_BW = _sent_with_paths(columns, result.kv_keep, states.device)
+        states.keep_paths(StatePaths(*sent, nodes_BW, nodes_BW.shape[1]))
 
 
 def compact_kv(
@@ -128,5 +128,5 @@ def _sent_with_paths(
     """int64 on the device: the columns, then the paths as [B, W], padded with 0."""
     width = max(map(len, paths))
     nodes = [node for path in paths for node in (*path, *[0] * (width - len(path)))]
-    *given, nodes_T = sent_columns([*columns, nodes], device)
-    return [*given, nodes_T.view(len(paths), width)]
+    *sent, nodes_T = sent_columns([*columns, nodes], device)
+    return [*sent, nodes_T.view(len(paths), width)]
