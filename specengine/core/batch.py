@@ -276,8 +276,10 @@ class ForwardBatch:
         req_to_token_pool: ReqToTokenTable,
         token_to_kv_pool: KVPool,
         attn_backend: AttentionBackend,
+        **others: Any,
     ) -> ForwardBatch:
-        """The one place where batch metadata crosses to the device, in one copy."""
+        """The one place where batch metadata crosses to the device, in one copy. others: further
+        fields."""
         B, T = batch.batch_size, batch.num_tokens
         indptr = [0, *accumulate(batch.extend_lens)]
         lens = batch.prefix_lens, batch.extend_lens
@@ -310,4 +312,5 @@ class ForwardBatch:
             attn_backend=attn_backend,
             tree=batch.tree,
             state_saves=batch.state_saves,
+            **others,
         )

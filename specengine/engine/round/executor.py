@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -25,6 +24,7 @@ from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.source import round_slots
 from specengine.engine.round.stale import StaleRows
 from specengine.runner import fallbacks
+from specengine.runner.forward_graphs.keys import at_least, why_no_size
 from specengine.runner.graph_cache import Captured, GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
@@ -158,18 +158,16 @@ class RoundExecutor:
         return reason is None
 
     def fallback_reason(self, batch: ScheduleBatch) -> str | None:
-        size = batch.batch_size
-        if size > self.batch_sizes[-1]:
-            return fallbacks.BATCH_TOO_LARGE
-        if not self.padding and size not in self.batch_sizes:
-            return fallbacks.SIZE_NOT_CAPTURED
+        reason = why_no_size(self.batch_sizes, self.padding, batch.batch_size)
+        if reason is not None:
+            return reason
         if not self.sampling.fits(batch.reqs):
             return fallbacks.NO_EDIT_TABLE
         if self.source.may_be_unready and not all(map(self.source.is_ready, batch.reqs)):
             return fallbacks.DRAFTER_NOT_READY
         if not all(self.has_slots(req, self.round_slots) for req in batch.reqs):
             return fallbacks.NEARLY_FULL
-        keys = self.keys(self._size(size), self.sampling.features_of(batch.reqs))
+        keys = self.keys(self._size(batch.batch_size), self.sampling.features_of(batch.reqs))
         needed = (one for one in keys if one.num_nodes is None)
         return None if self.cache.has_memory_for(*needed) else fallbacks.MEMORY_SPENT
 
@@ -222,13 +220,13 @@ class RoundExecutor:
         self._stale.tell()
 
     def _size(self, batch_size: int) -> int:
-        return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
+        return at_least(self.batch_sizes, batch_size)
 
     def _key(self, reqs: list[Req], plan: RoundPlan) -> RoundKey:
         """It has the whole tree where there is no graph of smaller ones, nor memory for it."""
         key = RoundKey(
             batch_size=self._size(len(reqs)),
-            num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.levels))],
+            num_steps=at_least(self.steps, max(plan.levels)),
             sampling=self.sampling.features_of(reqs),
             paused=plan.paused and self.may_pause,
         )
