@@ -35,10 +35,10 @@ class RoundPipeline:
     Between two calls at most one round is in flight. `collect` first launches the next round, then
     waits for the one in flight: two are in flight during that wait alone.
 
-    Drafts from lookup depend on the text that the round in flight emits. So only a round without
-    drafts can be launched while it runs. A round with drafts is launched once it is collected, and
-    before it is committed where the drafter drafts ahead (LookupPrefetch). Where lookup stands
-    beside a model, rounds with the model's drafts are launched at once while no text can match.
+    Drafts from lookup depend on the text that the round in flight emits. So the next round is
+    launched later, unless both are without drafts: by `collect` after its wait, where the drafter
+    drafts ahead (LookupPrefetch), otherwise by `launch` after the commit. Where lookup stands
+    beside a model, that holds only while some text can match.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class RoundPipeline:
         chooser.observe(observation)
 
     def _learn_host(self, done: Launched) -> None:
-        """How long the host was busy with the round collected last, now that it waits for this one.
-        Where a request ended there, it has as much to do whatever was drafted: the last rounds of a
-        batch would tell of their depth that the host cannot keep up with it, for good."""
+        """Learn how long the host was busy since it collected the last round, now that it waits for
+        this one. Not where a request ended: that takes the host long at any depth, and the depth of
+        a batch's last rounds would seem to be too much for it."""
         if self.chooser is None or self._collected is None or self._last is None:
             return
         took, (size, shape) = perf_counter() - self._collected, self._last

@@ -25,10 +25,12 @@ class HybridDraft(Source):
     """A model's drafts, and for requests of whose text the host found one, that draft instead.
     Lookup may go deeper than the model.
 
-    Beside the rounds of the model alone there are rounds in which some drafts came from lookup, at
-    each depth, so that the model drafts as deep there as was chosen; and rounds in which all did,
-    where the model does not draft. The latter are at least as deep as the model could draft. What
-    is deeper than the model came from lookup.
+    Its rounds by num_steps and model_steps of their key:
+
+    - (k, None), k as deep as the model drafts at most: it drafts alone.
+    - (k, None), deeper: it drafts all that it can, and some drafts came from lookup.
+    - (k, k): it drafts k levels, and some drafts came from lookup.
+    - (k, 0), at least as deep as the model could draft: all drafts came from lookup.
     """
 
     def __init__(self, model: DeviceDraft, lookup: LookupDraft, device: torch.device) -> None:

@@ -117,7 +117,7 @@ class Source(ABC):
         return
 
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
-        """num_steps and model_steps of rounds that exist beside those of each number of steps."""
+        """num_steps and model_steps of further keys, beside (k, None) of each number of steps."""
         return []
 
     def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
