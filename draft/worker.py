@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
-from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -36,8 +36,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     Requests that draft less deep than others ride along as padding does, on row 0 of the page
     table, so that every forward of a round has the same shape.
 
-    runners: one, or one a level (the last serves the levels that follow).
-    node_limit(req): the most nodes, root included, that a request can use in this round.
+    It has one runner, or one a level (the last serves the levels that follow).
     """
 
     writes_kv = True
@@ -45,12 +44,11 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     predicts_shape = True
     first_place = 0  # of the first drafted row, counted from the root's position
 
-    def __init__(
-        self, runners: Sequence[ModelRunner], spec: SpecConfig, node_limit: Callable[[Req], int]
-    ) -> None:
-        super().__init__(runners[0])
+    def __init__(self, context: DraftContext) -> None:
+        spec = context.spec
+        self.runners: Sequence[ModelRunner] = context.runners
+        super().__init__(self.runners[0])
         assert spec.num_steps is not None, "the engine resolves it"
-        self.runners = runners
         self.num_steps = spec.num_steps
         self.topk = spec.eagle_topk
         self.max_nodes = spec.max_nodes
@@ -62,7 +60,11 @@ class DraftWorker(TpModelWorker, ModelDrafter):
         # Set by forward_graphs_build.add_draft_loops.
         self.loops: DraftLoops | NoDraftLoops | None = None
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
-        self._node_limit = node_limit
+        self._node_limit = context.node_limit
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> DraftWorker:
+        return cls(context)
 
     @property
     def draft_vocab_size(self) -> int:  # type: ignore[override]

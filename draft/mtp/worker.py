@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
-from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.drafter import DraftsOn
@@ -22,7 +19,6 @@ from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.rows import LayerRows
 from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
-from specengine.runner.model_runner import ModelRunner
 
 
 class MtpWorker(EagleWorker):
@@ -35,8 +31,7 @@ class MtpWorker(EagleWorker):
     @classmethod
     def from_context(cls, context: DraftContext) -> MtpWorker:
         """For one layer or several."""
-        worker = MtpWorker if len(context.runners) == 1 else MtpLayersWorker
-        return worker(context.runners, context.spec, context.node_limit, context.num_rows)
+        return (MtpWorker if len(context.runners) == 1 else MtpLayersWorker)(context)
 
 
 class MtpLayersWorker(MtpWorker):
@@ -61,18 +56,12 @@ class MtpLayersWorker(MtpWorker):
     unguarded = ("_path_BD", "_rows_B")
     may_be_unready = True
 
-    def __init__(
-        self,
-        runners: Sequence[ModelRunner],
-        spec: SpecConfig,
-        node_limit: Callable[[Req], int],
-        num_rows: int,
-    ) -> None:
-        super().__init__(runners, spec, node_limit, num_rows)
-        self.kv_lookahead = len(runners)
-        self.layer_states = self.states.new_zeros(len(runners), *self.states.shape)
+    def __init__(self, context: DraftContext) -> None:
+        super().__init__(context)
+        self.kv_lookahead = len(self.runners)
+        self.layer_states = self.states.new_zeros(len(self.runners), *self.states.shape)
         self.states = self.layer_states[0]
-        for runner in runners:
+        for runner in self.runners:
             runner.first_keys = self.runner.first_keys
         self._first: dict[Req, int] = {}  # its first row
         # of this round
