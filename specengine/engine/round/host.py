@@ -98,12 +98,14 @@ def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool
     verification."""
     starts = [0, *accumulate(batch.extend_lens[:-1])]
     columns = [batch.req_pool_indices, starts, result.num_accepted]
+    nodes_BW: Tensor | None = None
     if result.kv_keep is None:
-        sent = sent_columns(columns, states.device)
-        states.keep_paths(StatePaths(*sent, None, max(batch.extend_lens)))
+        rows_B, starts_B, accepted_B = sent_columns(columns, states.device)
     else:
-        *sent, nodes_BW = _sent_with_paths(columns, result.kv_keep, states.device)
-        states.keep_paths(StatePaths(*sent, nodes_BW, nodes_BW.shape[1]))
+        sent = _sent_with_paths(columns, result.kv_keep, states.device)
+        rows_B, starts_B, accepted_B, nodes_BW = sent
+    width = max(batch.extend_lens) if nodes_BW is None else nodes_BW.shape[1]
+    states.keep_paths(StatePaths(rows_B, starts_B, accepted_B, nodes_BW, width))
 
 
 def compact_kv(
