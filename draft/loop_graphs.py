@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from specengine.draft.row_edits import RowEdits, is_exact
 from specengine.kernels.tree.types import TreeLimits
 from specengine.runner import fallbacks
 from specengine.runner.fallbacks import NoGraphs
+from specengine.runner.forward_graphs.keys import at_least, why_no_size
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.model_runner import ModelRunner
@@ -122,10 +122,9 @@ class DraftLoops:
 
     def _key_of(self, batch: ScheduleBatch, steps: int) -> LoopKey | str:
         """The key of the graph that serves a batch, or the fallback reason."""
-        if batch.batch_size > self.batch_sizes[-1]:
-            return fallbacks.BATCH_TOO_LARGE
-        if not self.padding and batch.batch_size not in self.batch_sizes:
-            return fallbacks.SIZE_NOT_CAPTURED
+        reason = why_no_size(self.batch_sizes, self.padding, batch.batch_size)
+        if reason is not None:
+            return reason
         sampling, edited = batch.sampling, batch.sampling.edits is not None
         if self.text_depends_on_drafts and not sampling.all_greedy and not is_exact(sampling):
             return fallbacks.EDITS_FOLLOW_DRAFTS
@@ -135,7 +134,7 @@ class DraftLoops:
         slots = self._slots(steps)
         if not all(req.reserved_len >= req.kv_len + slots for req in batch.reqs):
             return fallbacks.NEARLY_FULL
-        size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
+        size = at_least(self.batch_sizes, batch.batch_size)
         key = LoopKey(size, steps, edited)
         return key if self.cache.has_memory_for(key) else fallbacks.MEMORY_SPENT
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftEdits, TreeDraws
-from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker
 from specengine.kernels.tree.types import DraftTree, TreeLimits
-from specengine.runner.model_runner import ModelRunner
 
 
 class TreeDraftWorker(DraftWorker):
@@ -23,20 +19,9 @@ class TreeDraftWorker(DraftWorker):
 
     continues_states = False  # whether a row takes in the state that its token came from
 
-    @classmethod
-    def from_context(cls, context: DraftContext) -> TreeDraftWorker:
-        return cls(context.runners, context.spec, context.node_limit, context.num_rows)
-
-    def __init__(
-        self,
-        runners: Sequence[ModelRunner],
-        spec: SpecConfig,
-        node_limit: Callable[[Req], int],
-        num_rows: int,
-    ) -> None:
-        """num_rows: of the page table, row 0 included."""
-        super().__init__(runners, spec, node_limit)
-        self.tree_rows = TreeRows(self, num_rows)
+    def __init__(self, context: DraftContext) -> None:
+        super().__init__(context)
+        self.tree_rows = TreeRows(self, context.num_rows)
 
     @abstractmethod
     def root_states(self, rows: RowBatch) -> Tensor:

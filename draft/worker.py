@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
-from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -36,8 +36,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     Requests that draft less deep than others ride along as padding does, on row 0 of the page
     table, so that every forward of a round has the same shape.
 
-    runners: one, or one a level (the last serves the levels that follow).
-    node_limit(req): the most nodes, root included, that a request can use in this round.
+    It has one runner, or one a level (the last serves the levels that follow).
     """
 
     writes_kv = True
@@ -45,12 +44,11 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     predicts_shape = True
     first_place = 0  # of the first drafted row, counted from the root's position
 
-    def __init__(
-        self, runners: Sequence[ModelRunner], spec: SpecConfig, node_limit: Callable[[Req], int]
-    ) -> None:
-        super().__init__(runners[0])
+    def __init__(self, context: DraftContext) -> None:
+        spec = context.spec
+        self.runners: Sequence[ModelRunner] = context.runners
+        super().__init__(self.runners[0])
         assert spec.num_steps is not None, "the engine resolves it"
-        self.runners = runners
         self.num_steps = spec.num_steps
         self.topk = spec.eagle_topk
         self.max_nodes = spec.max_nodes
@@ -62,7 +60,11 @@ class DraftWorker(TpModelWorker, ModelDrafter):
         # Set by forward_graphs_build.add_draft_loops.
         self.loops: DraftLoops | NoDraftLoops | None = None
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
-        self._node_limit = node_limit
+        self._node_limit = context.node_limit
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> DraftWorker:
+        return cls(context)
 
     @property
     def draft_vocab_size(self) -> int:  # type: ignore[override]
@@ -159,7 +161,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
                 forward_mode=ForwardMode.DECODE if tree is None else ForwardMode.DRAFT_EXTEND,
                 input_ids=torch.zeros(batch.batch_size * self.topk, dtype=torch.int64),
                 req_pool_indices=[
-                    row_of(req) if run else 0 for req, run in zip(batch.reqs, runs, strict=True)
+                    req.row if run else 0 for req, run in zip(batch.reqs, runs, strict=True)
                 ],
                 prefix_lens=[past + (root + self.first_place if run else 0) for root, run in pairs],
                 extend_lens=[self.topk] * batch.batch_size,
@@ -194,15 +196,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if max(counts) > 1 else ForwardMode.DECODE,
                 input_ids=int64([*chain.from_iterable(tokens)]),
-                req_pool_indices=[row_of(req) for req in reqs],
+                req_pool_indices=[req.row for req in reqs],
                 prefix_lens=starts,
                 extend_lens=counts,
                 logits_rows=last_rows if with_logits else [],
                 sampling=None,
             )
         )
-
-
-def row_of(req: Req) -> int:
-    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
-    return req.req_pool_idx

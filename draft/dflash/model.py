@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.d2t import target_ids_of
+from specengine.draft.model import DraftModel
 from specengine.layers.decoder import DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
-from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import PACKED_MODULES, SelfAttention
@@ -48,13 +47,11 @@ class DFlashForm:
     has_lm_head: bool = False  # else the target's
 
 
-class DFlashModel(Module):
+class DFlashModel(DraftModel):
     """A core.model.DecoderModel of two forwards. With a tree, whose mask sees everything, it runs
     blocks; without, it writes KV of fused features (`fuse`), batch.features [T, H], and attends
-    nothing. `share` must give it the target's embedding and head first.
+    nothing.
     """
-
-    target_ids: Tensor | None  # int64 [draft_vocab_size] or None, where ids are the target's own
 
     def __init__(self, form: DFlashForm) -> None:
         super().__init__()
@@ -77,22 +74,6 @@ class DFlashModel(Module):
         )
         self.lm_head = LMHead(size, form.draft_vocab_size) if form.has_lm_head else None
 
-    def share(self, embed: VocabEmbedding, head: Head) -> None:
-        """Use the target's, where the checkpoint brought none."""
-        own = self.lm_head
-        self.embed_tokens = self.embed_tokens or embed
-        self.head = (
-            head.for_draft(None, self.target_ids)
-            if own is None
-            else Head(own, None, None, self.target_ids)
-        )
-        self.lm_head = self.head.product
-
-    @property
-    def embed(self) -> VocabEmbedding:
-        assert self.embed_tokens is not None, "share comes first"
-        return self.embed_tokens
-
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [T, feature_size] as layers take them, [T, H]."""
         out: Tensor = self.hidden_norm(self.fc(features))
@@ -114,13 +95,6 @@ class DFlashModel(Module):
             assert isinstance(layer.self_attn, SelfAttention)
             _store(layer.self_attn, positions, features, batch)
         return features
-
-    def forward_split_prefill(
-        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
-    ) -> Tensor:
-        """The first call runs all layers, which are few, and is the last."""
-        batch.split_index = end_layer
-        return self.forward(input_ids, positions, batch)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter. Raises ModelLoadError naming any tensor that is missing, unexpected

@@ -20,7 +20,6 @@ from specengine.draft.choice import DraftChoice
 from specengine.draft.dflash.load import load_dflash
 from specengine.draft.dflash.model import DFlashModel
 from specengine.draft.eagle.worker import EagleWorker
-from specengine.draft.worker import row_of
 
 
 class DFlashWorker(EagleWorker):
@@ -115,7 +114,7 @@ class DFlashWorker(EagleWorker):
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND,
                 input_ids=torch.tensor(tokens, dtype=torch.int64).flatten(),
-                req_pool_indices=[row_of(req) for req in reqs],
+                req_pool_indices=[req.row for req in reqs],
                 prefix_lens=starts,
                 extend_lens=[width] * count,
                 logits_rows=[row for row in range(count * width) if row % width],

@@ -50,7 +50,7 @@ class EagleCheckpoint:
         directory = draft_directory(path, with_weights)
         shapes = read_tensor_shapes(directory) if with_weights else {}
         named = {parameter_name(name): shape for name, shape in shapes.items()}
-        return cls(path, _read_raw(directory / "config.json"), directory, named)
+        return cls(path, read_json(directory / "config.json"), directory, named)
 
     @property
     def layer_raw(self) -> dict[str, Any]:
@@ -164,7 +164,8 @@ class EagleCheckpoint:
             )
 
 
-def _read_raw(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ModelLoadError for what is no JSON object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

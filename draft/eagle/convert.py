@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.draft.eagle.checkpoint import read_json
 from specengine.draft.eagle.convert_config import (
     Eagle3Config,
     is_speculators,
@@ -20,7 +21,6 @@ from specengine.draft.eagle.convert_config import (
 )
 from specengine.draft.eagle.convert_files import (
     check_free,
-    read_json,
     whole_or_not_at_all,
     write_draft,
 )

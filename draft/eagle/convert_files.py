@@ -1,4 +1,4 @@
-"""Directories of drafts, read and written whole."""
+"""Directories of drafts, written whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.errors import ConfigError
 
 
 def check_free(destination: Path, force: bool) -> None:
@@ -47,14 +47,3 @@ def write_draft(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tens
     )
     text = json.dumps(config, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises ModelLoadError for what is no JSON object."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelLoadError(f"{path} is not a JSON object")
-    return raw

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
+from specengine.draft.eagle.checkpoint import read_json
 from specengine.draft.eagle.convert_files import (
     check_free,
-    read_json,
     whole_or_not_at_all,
     write_draft,
 )

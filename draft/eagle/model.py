@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from specengine.draft.d2t import target_ids_of
 from specengine.draft.eagle.layer import EagleForm, EagleLayer, parameter_name
+from specengine.draft.model import DraftModel
 from specengine.kernels.linear import few_row
 from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.head import Head
 from specengine.layers.linear import Linear, LMHead
-from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
 from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import fill_places, weight_places
@@ -32,15 +31,12 @@ if TYPE_CHECKING:
 _IGNORED = ("t2d", "verifier_")
 
 
-class EagleModel(Module):
+class EagleModel(DraftModel):
     """EAGLE and EAGLE-2: ``layer(fc(cat(embed(token), feature)))``; the target's head reads the
     state as it reads its own normed one, which is what the feature is. Where a checkpoint has a
     norm before the head (speculators' `layernorms`), the state is what leaves that norm.
-
-    `share` must give it the target's embedding and head before it runs.
     """
 
-    target_ids: Tensor | None  # int64 [draft_vocab_size] or None, where ids are the target's own
     fc: Linear | None  # None of EAGLE-3 alone
 
     def __init__(self, form: EagleForm) -> None:
@@ -72,20 +68,6 @@ class EagleModel(Module):
     def layer(self) -> EagleLayer:
         return cast(EagleLayer, self.layers[0])
 
-    def share(self, embed: VocabEmbedding, head: Head) -> None:
-        """Use the target's, where the checkpoint brought none; of its head the tokens alone that
-        the draft can say."""
-        norm, ids = self._last_norm, self.target_ids
-        self.embed_tokens = self.embed_tokens or embed
-        own = self.lm_head
-        self.head = head.for_draft(norm, ids) if own is None else Head(own, None, norm, ids)
-        self.lm_head = self.head.product
-
-    @property
-    def embed(self) -> VocabEmbedding:
-        assert self.embed_tokens is not None, "share comes first"
-        return self.embed_tokens
-
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [T, feature_size] as what a row takes in, [T, H]."""
         return features
@@ -103,18 +85,6 @@ class EagleModel(Module):
         attended = stream if norm is None else norm(stream)
         out = self.layer.forward(positions, attended, stream, batch)
         return out if self.output_norm is None else self.output_norm(out)
-
-    def forward_split_prefill(
-        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
-    ) -> Tensor:
-        """The first call runs all layers, which are few, and is the last."""
-        batch.split_index = end_layer
-        return self.forward(input_ids, positions, batch)
-
-    @property
-    def _last_norm(self) -> RMSNorm | None:
-        """Before the head."""
-        return None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter. Raises ModelLoadError naming any tensor that is missing, unexpected

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ScheduleBatch
-from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
@@ -19,10 +19,8 @@ from specengine.core.transfer import int64, sent
 from specengine.draft.eagle.load import load_eagle, load_eagle3
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
-from specengine.draft.worker import row_of
 from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
-from specengine.runner.model_runner import ModelRunner
 
 _MANY_ROWS = 64  # beyond them, products take longer for each row
 
@@ -51,22 +49,16 @@ class EagleWorker(TreeDraftWorker):
     continues_states = True
     narrows = True  # whether the model heeds ForwardBatch.kept_rows
 
-    def __init__(
-        self,
-        runners: Sequence[ModelRunner],
-        spec: SpecConfig,
-        node_limit: Callable[[Req], int],
-        num_rows: int,
-    ) -> None:
-        """As TreeDraftWorker."""
-        super().__init__(runners, spec, node_limit, num_rows)
+    def __init__(self, context: DraftContext) -> None:
+        super().__init__(context)
+        num_rows = context.num_rows
         k_cache, _ = self.runner.pools.token_to_kv_pool.get_kv_buffer(0)
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
         # Of each request, behind what was not observed while paused; row batches see nothing before
         # it.
         self.first_keys = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
-        if spec.adaptive:
+        if context.spec.adaptive:
             self.runner.first_keys = self.first_keys
 
     def features(self, output: LogitsOutput | RowsOutput, rows: Tensor | None) -> Tensor:
@@ -97,7 +89,7 @@ class EagleWorker(TreeDraftWorker):
         self._keep_last(step, output)
 
     def _rows_of(self, reqs: Sequence[Req]) -> Tensor:
-        return sent(int64(list(map(row_of, reqs))), self.states.device)
+        return sent(int64([req.row for req in reqs]), self.states.device)
 
     def _see_all(self, rows: Tensor) -> None:
         # Not by assignment: a number that is assigned goes by pageable memory, and waits.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specengine.draft.model import DraftModel
 from specengine.draft.mtp.form import MtpLayerName
 from specengine.kernels.linear.types import Tail
 from specengine.layers.compute_paths import (
@@ -19,10 +20,8 @@ from specengine.layers.compute_paths import (
 )
 from specengine.layers.decoder import DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
-from specengine.layers.module import Module
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import PACKED_MODULES
@@ -35,15 +34,15 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, Tensor]]
 
 
-class MtpModel(Module):
-    """form.py's equation, on a decoder layer of the target's shape. `share` must give it the
-    target's embedding and head, where its checkpoint has none, before it runs.
+class MtpModel(DraftModel):
+    """form.py's equation, on a decoder layer of the target's shape.
 
     kv_layer: the layer of the draft KV pool that it writes.
     """
 
     feature_layers: tuple[int, ...] = ()
     num_layers = 1
+    target_ids = None
 
     def __init__(
         self,
@@ -73,17 +72,6 @@ class MtpModel(Module):
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
         self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None
 
-    def share(self, embed: VocabEmbedding, head: Head) -> None:
-        """Use the target's, where the checkpoint brought none."""
-        self.embed_tokens = self.embed_tokens or embed
-        self.head = head if self.lm_head is None else Head(self.lm_head)
-        self.lm_head = self.head.product
-
-    @property
-    def embed(self) -> VocabEmbedding:
-        assert self.embed_tokens is not None, "share comes first"
-        return self.embed_tokens
-
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids int64 [T], the token after each row's; batch.features [T, H], the state that
         each row continues -> its own states, [T, H], which both the head and the next step take."""
@@ -101,13 +89,6 @@ class MtpModel(Module):
             return self.final_norm.add(tail.stream, None)[0]
         out, residual = self.layer(positions, stream, None, batch)
         return self.final_norm.add(out, residual)[0]
-
-    def forward_split_prefill(
-        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
-    ) -> Tensor:
-        """There is one layer, so the first call is the last."""
-        batch.split_index = end_layer
-        return self.forward(input_ids, positions, batch)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from a checkpoint, which may hold a target and other layers too.

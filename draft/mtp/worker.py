@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
-from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.drafter import DraftsOn
@@ -20,10 +17,8 @@ from specengine.core.tree import Tree
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.rows import LayerRows
-from specengine.draft.worker import row_of
 from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
-from specengine.runner.model_runner import ModelRunner
 
 
 class MtpWorker(EagleWorker):
@@ -36,8 +31,7 @@ class MtpWorker(EagleWorker):
     @classmethod
     def from_context(cls, context: DraftContext) -> MtpWorker:
         """For one layer or several."""
-        worker = MtpWorker if len(context.runners) == 1 else MtpLayersWorker
-        return worker(context.runners, context.spec, context.node_limit, context.num_rows)
+        return (MtpWorker if len(context.runners) == 1 else MtpLayersWorker)(context)
 
 
 class MtpLayersWorker(MtpWorker):
@@ -62,18 +56,12 @@ class MtpLayersWorker(MtpWorker):
     unguarded = ("_path_BD", "_rows_B")
     may_be_unready = True
 
-    def __init__(
-        self,
-        runners: Sequence[ModelRunner],
-        spec: SpecConfig,
-        node_limit: Callable[[Req], int],
-        num_rows: int,
-    ) -> None:
-        super().__init__(runners, spec, node_limit, num_rows)
-        self.kv_lookahead = len(runners)
-        self.layer_states = self.states.new_zeros(len(runners), *self.states.shape)
+    def __init__(self, context: DraftContext) -> None:
+        super().__init__(context)
+        self.kv_lookahead = len(self.runners)
+        self.layer_states = self.states.new_zeros(len(self.runners), *self.states.shape)
         self.states = self.layer_states[0]
-        for runner in runners:
+        for runner in self.runners:
             runner.first_keys = self.runner.first_keys
         self._first: dict[Req, int] = {}  # its first row
         # of this round
@@ -155,7 +143,7 @@ class MtpLayersWorker(MtpWorker):
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         device = self.runner.device
         self._path_BD = torch.empty(batch.batch_size, 0, dtype=torch.int64, device=device)
-        rows = torch.tensor([row_of(req) for req in batch.reqs])
+        rows = torch.tensor([req.row for req in batch.reqs])
         self._rows_B = sent(rows, device)
         output = super().start(batch)
         assert output.hidden is not None
@@ -173,7 +161,7 @@ class MtpLayersWorker(MtpWorker):
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if level > 1 else ForwardMode.DECODE,
                 input_ids=torch.zeros(batch.batch_size * level, dtype=torch.int64),
-                req_pool_indices=[row_of(req) if run else 0 for req, run in reqs],
+                req_pool_indices=[req.row if run else 0 for req, run in reqs],
                 prefix_lens=[root - level if run else 0 for root, run in roots],
                 extend_lens=[level] * batch.batch_size,
                 logits_rows=[level * (i + 1) - 1 for i in range(batch.batch_size)],

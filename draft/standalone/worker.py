@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.drafter import DraftsOn
 from specengine.core.interfaces import LogitsOutput, RowsOutput
@@ -19,9 +19,7 @@ from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.core.transfer import sent
 from specengine.draft.standalone.load import load_standalone
 from specengine.draft.tree_worker import TreeDraftWorker
-from specengine.draft.worker import row_of
 from specengine.runner.forward_graphs.prepared import PreparedForward
-from specengine.runner.model_runner import ModelRunner
 
 
 class StandaloneWorker(TreeDraftWorker):
@@ -42,17 +40,10 @@ class StandaloneWorker(TreeDraftWorker):
     first_place = 1
     unguarded = ("_proposal",)
 
-    def __init__(
-        self,
-        runners: Sequence[ModelRunner],
-        spec: SpecConfig,
-        node_limit: Callable[[Req], int],
-        num_rows: int,
-    ) -> None:
-        """As TreeDraftWorker."""
-        super().__init__(runners, spec, node_limit, num_rows)
+    def __init__(self, context: DraftContext) -> None:
+        super().__init__(context)
         device = self.runner.device
-        self.previous = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.previous = torch.zeros(context.num_rows, dtype=torch.int64, device=device)
         self.written: dict[Req, int] = {}  # tokens whose KV is right, as the host knows it
         self._known: dict[Req, int] = {}  # kv_len that this was known of
         self._proposal: DraftProposal | None = None  # of this round
@@ -184,7 +175,7 @@ class StandaloneWorker(TreeDraftWorker):
 
     def _remember(self, reqs: Sequence[Req], tokens: list[int]) -> None:
         """The token before the root of each."""
-        values = torch.tensor([[row_of(req) for req in reqs], tokens])
+        values = torch.tensor([[req.row for req in reqs], tokens])
         rows_B, tokens_B = sent(values, self.previous.device)
         self.previous[rows_B] = tokens_B
 

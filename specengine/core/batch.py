@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specengine.core.columns import joined_columns, parted_columns
+from specengine.core.columns import sent_columns
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.platform import Event, Stream
@@ -71,7 +71,7 @@ class ScheduleBatch:
         return ModelWorkerBatch(
             forward_mode=self.forward_mode,
             input_ids=int64(self.input_ids),
-            req_pool_indices=[_slot(req) for req in self.reqs],
+            req_pool_indices=[req.row for req in self.reqs],
             prefix_lens=list(self.prefix_lens),
             extend_lens=list(self.extend_lens),
             logits_rows=self._logits_rows(),
@@ -93,11 +93,6 @@ class ScheduleBatch:
             elif samples:
                 rows.append(end - 1)
         return rows
-
-
-def _slot(req: Req) -> int:
-    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
-    return req.req_pool_idx
 
 
 @dataclass(frozen=True)
@@ -281,18 +276,18 @@ class ForwardBatch:
         req_to_token_pool: ReqToTokenTable,
         token_to_kv_pool: KVPool,
         attn_backend: AttentionBackend,
+        **others: Any,
     ) -> ForwardBatch:
-        """The one place where batch metadata crosses to the device, in one copy."""
+        """The one place where batch metadata crosses to the device, in one copy. others: further
+        fields."""
         B, T = batch.batch_size, batch.num_tokens
         indptr = [0, *accumulate(batch.extend_lens)]
         lens = batch.prefix_lens, batch.extend_lens
-        given = batch.req_pool_indices, *lens, indptr, batch.logits_rows or []
-        packed = torch.from_numpy(joined_columns(given))
-        columns = parted_columns(sent(packed, device), [len(one) for one in given])
-        slots, prefix, extend, qo_indptr, logits_rows = columns
+        columns = batch.req_pool_indices, *lens, indptr, batch.logits_rows or []
+        rows, prefix, extend, qo_indptr, logits_rows = sent_columns(columns, device)
         request_T = torch.repeat_interleave(torch.arange(B, device=device), extend, output_size=T)
         place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
-        out_cache_loc = req_to_token_pool.req_to_token[slots[request_T], place_T]
+        out_cache_loc = req_to_token_pool.req_to_token[rows[request_T], place_T]
         positions = place_T
         if batch.tree is not None:
             depths = sent(batch.tree.depths_T, device)
@@ -304,7 +299,7 @@ class ForwardBatch:
             input_ids=sent(batch.input_ids, device),
             positions=positions,
             out_cache_loc=out_cache_loc.to(torch.int64),
-            req_pool_indices=slots,
+            req_pool_indices=rows,
             prefix_lens=prefix,
             extend_lens=extend,
             seq_lens=prefix + extend,
@@ -317,4 +312,5 @@ class ForwardBatch:
             attn_backend=attn_backend,
             tree=batch.tree,
             state_saves=batch.state_saves,
+            **others,
         )

@@ -31,7 +31,7 @@ def joined_columns(columns: Iterable[ArrayLike]) -> NDArray[np.int64]:
 
 
 def columns_size(sizes: Iterable[int]) -> int:
-    """Bytes of the columns when they are joined."""
+    """Numbers in the columns when they are joined."""
     return sum(map(_room, sizes))
 
 
@@ -39,6 +39,12 @@ def parted_columns(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Views of columns that were joined, without the filling."""
     parts = torch.split(buffer, [_room(size) for size in sizes])
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+def sent_columns(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """int64 each, on the device."""
+    flat = torch.from_numpy(joined_columns(columns))
+    return parted_columns(sent(flat, device), [len(column) for column in columns])
 
 
 def _room(size: int) -> int:

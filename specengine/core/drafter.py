@@ -186,9 +186,9 @@ class Drafter(ABC):
         each node of a chain, or of the accepted path; accepted_B[b] + 1 of them were emitted."""
 
     def sync_accepted(self, rows: RowBatch, tokens_BN: Tensor) -> None:
-        """Before `observe_rows`, of a round for which others drafted: chains for some requests or
-        for all; trees for all, or beside chains. May be called without draft_rows. Runs the emitted
-        tokens that `observe_rows` will not. tokens_BN: as there."""
+        """Called before `observe_rows` in a round in which lookup may have drafted, for some
+        requests or for all: runs the emitted tokens that `observe_rows` will not, since this
+        drafter has not drafted them. May be called without draft_rows. tokens_BN: as there."""
 
     def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
         """Before a paused drafter resumes: of the requests in these rows of the page table, int64

@@ -9,8 +9,9 @@ class ForwardMode(Enum):
     """EXTEND: several new tokens a request (prefill). DECODE: exactly one. MIXED: an extend batch
     that carries decoding requests as one-token extends. IDLE: zero tokens. TARGET_VERIFY: the
     nodes of a draft, ragged, perhaps under a tree mask. DRAFT_EXTEND: a drafter catching up on
-    accepted tokens, or running one level of its tree. SPLIT_PREFILL: an extend that runs a range
-    of layers a call."""
+    accepted tokens, or running one level of its tree; in rounds on the device these are DECODE or
+    TARGET_VERIFY too (runner/row_batches.py). SPLIT_PREFILL: an extend that runs a range of layers
+    a call."""
 
     EXTEND = auto()
     DECODE = auto()

@@ -107,8 +107,7 @@ class LogitsOutput:
 
 @dataclass
 class RowsOutput:
-    """What a forward of rows gives back, where only the best tokens are wanted."""
+    """What the target's forward gives a drafter that observes a round on the device."""
 
-    best: Tensor  # int64 [T], the token of the largest logit
     hidden: Tensor  # [T, H] after the final norm
     features: Tensor | None  # [T, F], outputs of the runner's feature_layers, joined

@@ -100,6 +100,12 @@ class Req:
         self.end_ids = eos_ids.union(self.sampling.stop_token_ids)
 
     @property
+    def row(self) -> int:
+        """Its row of the page table."""
+        assert self.req_pool_idx is not None, f"{self.rid} has no row in the request pool"
+        return self.req_pool_idx
+
+    @property
     def token_ids(self) -> list[int]:
         return self.prompt_ids + self.output_ids
 

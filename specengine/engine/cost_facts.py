@@ -98,7 +98,7 @@ def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
 def _round_facts(rounds: RoundExecutor | None) -> Facts:
     if rounds is None:
         return {"rounds": "run by the host"}
-    drafts = "drafts of the host" if rounds.host_drafts else "on the device"
+    drafts = "drafts of the host" if rounds.source.host_drafts else "on the device"
     sizes = {bs: rounds.smaller_trees(bs) for bs in rounds.batch_sizes}
     return {
         "rounds": f"in graphs, {drafts}",

@@ -36,10 +36,10 @@ class Launched:
         return self.in_flight.key.num_steps > self.choice.num_steps
 
     @property
-    def most_levels(self) -> list[int]:
-        """The most levels of each request. Nodes do not tell the levels of trees, nor counts those
-        of chains, whose padding is a draft where it stood."""
+    def limits(self) -> list[int]:
+        """The most levels of each request. Counts of drafts do not tell them: those of trees are
+        nodes, and those of chains include padding that was accepted."""
         in_flight = self.in_flight
-        if in_flight.drafted_nodes is not None:
+        if in_flight.plan.drafted_nodes is not None:
             return depths_within(in_flight.reqs, self.choice.num_steps)
-        return in_flight.num_drafted
+        return in_flight.plan.levels

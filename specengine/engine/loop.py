@@ -35,23 +35,24 @@ from specengine.runner.fallbacks import NoGraphs, count_fallback
 
 
 class Engine:
-    """Serves requests on one thread: add_request, then step while has_work."""
+    """Serves requests on one thread: add_request, then step (or advance) while has_work."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.parts = parts
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
         self.host_round = HostRound(parts.worker, parts.drafter, parts.verifier)
-        # Set by build._capture: rounds on the device, or the one reason why there are none.
-        self.pipeline: RoundPipeline | None = None
-        self.no_rounds: NoGraphs | None = None
-        self.split: SplitPrefills | None = None  # set by split_build.add_split_prefills
-        self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
-        self.weights: RunningWeights | None = None  # set by build.build_engine
-        self.sleeper = Sleeper()  # also
+        # Set by build.build_engine, and what it calls:
+        self.pipeline: RoundPipeline | None = None  # rounds on the device
+        self.no_rounds: NoGraphs | None = None  # or the one reason why there are none
+        self.split: SplitPrefills | None = None
+        self.at_end: Callable[[], object] = lambda: None  # the last thing that `close` does
+        self.weights: RunningWeights | None = None
+        self.sleeper = Sleeper()
+        self.owns_ranks = False  # other ranks end with this engine
+        self.ragged_counters: dict[str, Counter[str]] = {}
+
         self.keeps_turning = parts.sharers is not None  # it steps without work as well
-        self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
-        self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)

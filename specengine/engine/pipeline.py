@@ -35,10 +35,10 @@ class RoundPipeline:
     Between two calls at most one round is in flight. `collect` first launches the next round, then
     waits for the one in flight: two are in flight during that wait alone.
 
-    Drafts from lookup depend on the text that the round in flight emits. So only a round without
-    drafts can be launched while it runs. A round with drafts is launched once it is collected, and
-    before it is committed where the drafter drafts ahead (LookupPrefetch). Where lookup stands
-    beside a model, rounds with the model's drafts are launched at once while no text can match.
+    Drafts from lookup depend on the text that the round in flight emits. So the next round is
+    launched later, unless both are without drafts: by `collect` after its wait, where the drafter
+    drafts ahead (LookupPrefetch), otherwise by `launch` after the commit. Where lookup stands
+    beside a model, that holds only while some text can match.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RoundPipeline:
         if self._lookup is not None and depth:
             start = perf_counter()
             proposal = draft_within_limits(self._lookup, batch, depth)
-            plan = self.executor.source.send(proposal, plan.num_drafted)
+            plan = self.executor.source.send(proposal, plan.levels)
             drafting = perf_counter() - start
         captures = self.executor.counters["captures"]
         with self._all_or_nothing():
@@ -131,7 +131,7 @@ class RoundPipeline:
             self.launched = self._follow(done) if self.overlaps else None
             if self._index is not None and not depth:
                 self._index.advance(in_flight.reqs, lambda: self._is_done(in_flight))
-            useful = self._useful_levels(in_flight) if depth else in_flight.num_drafted
+            useful = self._useful_levels(in_flight) if depth else in_flight.plan.levels
             if learns and not self.is_disturbed():
                 self._learn_host(done)
             result = self.executor.collect(in_flight)
@@ -146,7 +146,7 @@ class RoundPipeline:
             result.depth = done.choice
             if learns:
                 self._learn(self.chooser, done, result)
-        if useful != in_flight.num_drafted:
+        if useful != in_flight.plan.levels:
             result = replace(result, num_drafted=self._counted(in_flight, useful, result))
         return RoundResult(in_flight.reqs, result)
 
@@ -175,17 +175,17 @@ class RoundPipeline:
             result.num_accepted,
             choice.num_nodes,
             result.path_ranks,
-            done.most_levels,
-            in_flight.from_lookup,
+            done.limits,
+            in_flight.plan.from_lookup,
             took if (is_usual or not self.overlaps) and not self.is_disturbed() else None,
             done.drafting,
         )
         chooser.observe(observation)
 
     def _learn_host(self, done: Launched) -> None:
-        """How long the host was busy with the round collected last, now that it waits for this one.
-        Where a request ended there, it has as much to do whatever was drafted: the last rounds of a
-        batch would tell of their depth that the host cannot keep up with it, for good."""
+        """Learn how long the host was busy since it collected the last round, now that it waits for
+        this one. Not where a request ended: that takes the host long at any depth, and the depth of
+        a batch's last rounds would seem to be too much for it."""
         if self.chooser is None or self._collected is None or self._last is None:
             return
         took, (size, shape) = perf_counter() - self._collected, self._last
@@ -222,12 +222,12 @@ class RoundPipeline:
         """Levels of drafts that count: a graph drafts past the end of an output, and the host does
         not. Requests are committed up to this round; called while it is in flight."""
         if self._lookup is not None and not self._beside_model:
-            return in_flight.num_drafted
+            return in_flight.plan.levels
         reqs = in_flight.reqs
         left_B = self.scheduler.policy.left_after(reqs, [()] * len(reqs))
         return [
             count if left > count else max(left - 1, 0)
-            for left, count in zip(left_B, in_flight.num_drafted, strict=True)
+            for left, count in zip(left_B, in_flight.plan.levels, strict=True)
         ]
 
     def _counted(
@@ -235,7 +235,7 @@ class RoundPipeline:
     ) -> list[int]:
         """Drafts of each request; of those that drafted past their end, as many as are useful."""
         drafts = self.executor.num_drafts(in_flight, useful)
-        pairs = zip(useful, in_flight.num_drafted, strict=True)
+        pairs = zip(useful, in_flight.plan.levels, strict=True)
         are_cut = [least < count for least, count in pairs]
         triples = zip(are_cut, drafts, result.num_drafted, strict=True)
         return [cut if is_cut else whole for is_cut, cut, whole in triples]
@@ -280,7 +280,7 @@ class RoundPipeline:
         if choice.num_steps:
             start = perf_counter()
             proposal = prefetch.draft(reqs, choice.num_steps)
-            plan = self.executor.source.send(proposal, plan.num_drafted)
+            plan = self.executor.source.send(proposal, plan.levels)
             drafting = perf_counter() - start
         following = self.executor.follow(reqs, plan)
         if following is None:  # until there is a graph of it

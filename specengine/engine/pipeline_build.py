@@ -31,8 +31,7 @@ def make_pipeline(
     if parts.adaptive is not None:
         is_model, host = parts.drafter.drafts_on == "device", HostSeconds(overlaps)
         depths = _depths(rounds, is_model, costs, host, parts.link)
-    given = parts.drafter, parts.scheduler, depths, overlaps
-    return RoundPipeline(rounds, *given, parts.link)
+    return RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps, parts.link)
 
 
 def _depths(
@@ -43,7 +42,7 @@ def _depths(
     has a file, and chooses; but rounds that are measured are rounds of all."""
     steps, by_hand = rounds.steps, None if costs is None else costs.by_hand
     (has_table,) = link.decide(lambda: (int(costs is not None and costs.table is not None),))
-    if rounds.host_drafts:
+    if rounds.source.host_drafts:
         model_steps = rounds.source.model_steps if is_model else None
         if not has_table:
             learned = RunningCosts(_without_context(rounds))

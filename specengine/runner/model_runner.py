@@ -135,13 +135,10 @@ class ModelRunner:
         self, batch: ModelWorkerBatch, attn_backend: AttentionBackend | None = None
     ) -> ForwardBatch:
         """attn_backend: in place of the runner's own."""
-        table, kv = self.pools.req_to_token_pool, self.pools.token_to_kv_pool
-        backend = attn_backend or self.attn_backend
-        on_device = ForwardBatch.init_new(batch, self.device, table, kv, backend)
-        on_device.states = self.pools.states
-        on_device.attn_layers = self.attn_layers
-        on_device.feature_layers = self.feature_layers
-        return on_device
+        fields = self.batch_fields
+        if attn_backend is not None:
+            fields["attn_backend"] = attn_backend
+        return ForwardBatch.init_new(batch, self.device, **fields)
 
     def guard_of(self, **owners: object) -> GraphGuard | None:
         """A guard over all tensors that the owners hold, or None where graphs are not guarded."""

@@ -208,7 +208,7 @@ class KVLedger:
 
     def _extend(self, req: Req, slots: IntArray) -> None:
         own = slots[: self.rows.max_context_len - req.reserved_len]
-        self.rows.write(_row(req), req.reserved_len, own)
+        self.rows.write(req.row, req.reserved_len, own)
         req.reserved_len += len(own)
 
     def _hand_over(self, req: Req) -> RadixNode:
@@ -235,11 +235,11 @@ class KVLedger:
         if self.cache.disable or end <= start:
             return node
         tokens = req.tokens(start, end + self.cache.lookahead)
-        slots = self.rows.slots(_row(req), start, end)
+        slots = self.rows.slots(req.row, start, end)
         known, node = self.cache.append(node, tokens, slots)
         if len(known):
             self._free(req, start, start + len(known))
-            self.rows.write(_row(req), start, known)
+            self.rows.write(req.row, start, known)
         req.cached_len = end
         return node
 
@@ -251,10 +251,5 @@ class KVLedger:
 
     def _free(self, req: Req, start: int, end: int) -> None:
         """Free the private pages of tokens start .. end - 1; `start` is on a page boundary."""
-        slots = self.rows.slots(_row(req), start, end)
+        slots = self.rows.slots(req.row, start, end)
         self.allocator.free_pages(self.allocator.pages_of(slots))
-
-
-def _row(req: Req) -> int:
-    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
-    return req.req_pool_idx

@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from specengine.layers.expert_tensors import ExpertTensors
-from specengine.layers.layer_spec import ExpertsSpec, LayerSpec, Multipliers
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
 from specengine.runner.loader.gguf_fields import biases
-from specengine.target.models.granite import GGUF_SCALES
-from specengine.target.models.llama import LlamaForCausalLM
+from specengine.target.models.granite import GGUF_SCALES, GraniteForCausalLM
 
 
-class GraniteMoeForCausalLM(LlamaForCausalLM):
-    """Granite's multipliers; checkpoints hold a layer's experts in one tensor a product."""
+class GraniteMoeForCausalLM(GraniteForCausalLM):
+    """Granite with experts, of which checkpoints hold those of a layer in one tensor a product."""
 
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
         ("granitemoe",),
@@ -44,15 +43,6 @@ class GraniteMoeForCausalLM(LlamaForCausalLM):
     def layer_spec(cls, config: Any) -> LayerSpec:
         bias = bool(config.attention_bias)
         return LayerSpec.from_config(config, qkv_bias=bias, o_bias=bias)
-
-    @classmethod
-    def multipliers(cls, config: Any) -> Multipliers:
-        return Multipliers(
-            embedding=config.embedding_multiplier,
-            residual=config.residual_multiplier,
-            attention=config.attention_multiplier,
-            logits=1 / config.logits_scaling,
-        )
 
     @classmethod
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:

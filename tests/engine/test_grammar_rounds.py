@@ -146,7 +146,7 @@ def test_drafts_that_a_grammar_cuts_are_not_counted(
 
 
 def test_drafts_deeper_than_a_request_wants_are_not_counted() -> None:
-    fields: list[Any] = [None] * 7
+    fields: list[Any] = [None] * 6
     in_flight = InFlightRound(*fields, {1: [1, 1, 2, 3]})
     assert in_flight.kept([9, 9, 9], [2, 2, 2]) == [9, 3, 9]
     assert in_flight.kept([9, 2, 9], [3, 3, 3]) == [9, 2, 9]

@@ -96,10 +96,10 @@ class Collected:
             result, steps = collect(in_flight), in_flight.key.num_steps
             self.steps[steps] += 1
             if steps:
-                assert in_flight.drafted_nodes is not None
-                left = in_flight.kept(in_flight.drafted_nodes, in_flight.num_drafted)
+                assert in_flight.plan.drafted_nodes is not None
+                left = in_flight.kept(in_flight.plan.drafted_nodes, in_flight.plan.levels)
                 assert result.num_drafted == left
-                self.idle += in_flight.drafted_nodes.count(0)
+                self.idle += in_flight.plan.drafted_nodes.count(0)
                 nodes = in_flight.outcome[:, steps + 2 :].tolist()
                 for path, count in zip(nodes, result.num_accepted, strict=True):
                     assert max(path[:count], default=0) < rounds.round_slots

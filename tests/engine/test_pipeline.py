@@ -198,7 +198,7 @@ def test_depth_without_a_graph_waits_for_the_launch_that_captures_it() -> None:
 
     class Graphless(ScriptedRounds):
         def follow(self, reqs: list[Any], plan: RoundPlan) -> Any:
-            self.calls.append(f"no graph: {max(plan.num_drafted)}")
+            self.calls.append(f"no graph: {max(plan.levels)}")
 
     rounds = Graphless()
     depths = run_rounds(rounds, [3, 1, 2], [True] * 3, 2)

@@ -135,7 +135,7 @@ def let_rounds_differ(
         engine, "_runs_on_device", lambda *given: draw.random() < 0.8 and runs_on_device(*given)
     )
     assert engine.pipeline is not None
-    if rounds.host_drafts:
+    if rounds.source.host_drafts:
         depth = rounds.steps[-1]
         engine.pipeline.chooser = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
     engine.scheduler.admission.demand.share = 0.0

@@ -401,10 +401,11 @@ def test_hybrid_sources_are_ready_when_the_model_is() -> None:
 
 def test_hybrid_trees_count_nodes_of_lookup_and_levels_of_the_model() -> None:
     source = trees_beside(TreeModel())
-    mixed: Any = SimpleNamespace(from_lookup=[True, False], drafted_nodes=[3, 0])
+    mixed_plan = RoundPlan([2, 1], drafted_nodes=[3, 0], from_lookup=[True, False])
+    mixed: Any = SimpleNamespace(plan=mixed_plan)
     assert source.num_drafted(mixed, [2, 1]) == [3, 2]
     assert source.num_drafted(mixed, [1, 2]) == [3, 4]
-    alone: Any = SimpleNamespace(from_lookup=None, drafted_nodes=None)
+    alone: Any = SimpleNamespace(plan=RoundPlan([2, 0]))
     assert source.num_drafted(alone, [2, 0]) == [4, 0]
 
 
@@ -417,7 +418,7 @@ def test_drafts_past_an_end_are_not_counted_and_accepted_padding_is() -> None:
     pipeline, reqs = RoundPipeline(*given), [scripted_request() for _ in range(3)]
     for req, left in zip(reqs, (2, 9, 9), strict=True):
         req.left = left
-    in_flight: Any = SimpleNamespace(reqs=reqs, num_drafted=[3, 3, 5])
+    in_flight: Any = SimpleNamespace(reqs=reqs, plan=RoundPlan([3, 3, 5]))
     useful = pipeline._useful_levels(in_flight)
     assert useful == [1, 3, 5]
     result = VerifyResult([], [3, 4, 0], [3, 4, 5], None)

@@ -84,7 +84,7 @@ class Sources:
         collect = rounds.collect
 
         def watched(in_flight: InFlightRound) -> VerifyResult:
-            from_lookup = in_flight.from_lookup or [False] * len(in_flight.reqs)
+            from_lookup = in_flight.plan.from_lookup or [False] * len(in_flight.reqs)
             result, kind = collect(in_flight), kind_of(in_flight.key)
             assert any(from_lookup) <= (kind != "model")
             self.keys[in_flight.key] += 1

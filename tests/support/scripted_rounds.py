@@ -57,12 +57,10 @@ class ScriptedRounds:
     def _launch(self, verb: str, reqs: list[Any], plan: RoundPlan) -> Any:
         self.count += 1
         size = "" if plan.num_nodes is None else f" of {plan.num_nodes}"
-        shown = "paused" if plan.paused else f"{max(plan.num_drafted)}{size}"
+        shown = "paused" if plan.paused else f"{max(plan.levels)}{size}"
         self.calls.append(f"{verb} {self.count}: {shown}")
-        names = "num_drafted", "drafted_nodes", "from_lookup"
-        key = SimpleNamespace(num_steps=max(plan.num_drafted))
-        given: dict[str, Any] = {name: getattr(plan, name) for name in names}
-        return SimpleNamespace(reqs=reqs, number=self.count, key=key, **given)
+        key = SimpleNamespace(num_steps=max(plan.levels))
+        return SimpleNamespace(reqs=reqs, number=self.count, key=key, plan=plan)
 
     def num_drafts(self, in_flight: Any, levels: list[int]) -> list[int]:
         return levels
@@ -71,7 +69,7 @@ class ScriptedRounds:
         self.calls.append(f"collect {in_flight.number}")
         self.collected_at = perf_counter()
         count = len(in_flight.reqs)
-        result = VerifyResult([[7]] * count, [0] * count, in_flight.num_drafted, None)
+        result = VerifyResult([[7]] * count, [0] * count, in_flight.plan.levels, None)
         result.path_ranks = [[in_flight.number]] * count
         self.results.append(result)
         return result

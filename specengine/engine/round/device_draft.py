@@ -16,25 +16,31 @@ from specengine.engine.round.source import DraftOptions, Drafts, Source
 class DeviceDraft(Source):
     """A drafter whose rounds run on the device as a whole. Of no steps, it is plain decoding."""
 
+    host_drafts = False
+
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.is_tree = self.model_is_tree = drafter.proposes_tree
         self.max_steps = self.model_steps = drafter.max_steps
         if drafter.proposes_tree:
             self.draft_slots, self.tree_topk = drafter.draft_slots, drafter.topk
-        self.draws = drafter.emits_probs
+        self.emits_probs = drafter.emits_probs
         self.may_be_unready = drafter.may_be_unready
 
     def is_ready(self, req: Req) -> bool:
         return self.drafter.is_ready(req)
+
+    def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
+        self.drafter.mark_stale(rows, lens)
 
     def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
         steps = key.num_steps
         if not self.is_tree or not steps:
             drafts_BK = self.drafter.draft_rows(rows, steps, options.picks)
             return Drafts(rows, drafts_BK, None, options.weights)
-        given = options.edits, key.num_nodes, options.limits, options.draws
-        tree = self.drafter.draft_tree_rows(rows, steps, *given)
+        tree = self.drafter.draft_tree_rows(
+            rows, steps, options.edits, key.num_nodes, options.limits, options.draws
+        )
         return Drafts.of_tree(rows, tree, options.weights)
 
     def observe(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -15,7 +14,6 @@ from specengine.core.platform import Graph
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import Agreement, InFlightRound, RoundKey, RoundPlan
@@ -26,6 +24,7 @@ from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.source import round_slots
 from specengine.engine.round.stale import StaleRows
 from specengine.runner import fallbacks
+from specengine.runner.forward_graphs.keys import at_least, why_no_size
 from specengine.runner.graph_cache import Captured, GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
@@ -75,7 +74,6 @@ class RoundExecutor:
         self.round_slots = round_slots(self.source)
         self.most_tokens = self.steps[-1] + 1  # that a request gains in a round
         self.max_len, self.is_lossy = round.commit.max_len, round.is_lossy
-        self.host_drafts = not isinstance(self.source, DeviceDraft)  # before each round
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
         self._stale = StaleRows(self.source, self.state.lens)
@@ -160,18 +158,16 @@ class RoundExecutor:
         return reason is None
 
     def fallback_reason(self, batch: ScheduleBatch) -> str | None:
-        size = batch.batch_size
-        if size > self.batch_sizes[-1]:
-            return fallbacks.BATCH_TOO_LARGE
-        if not self.padding and size not in self.batch_sizes:
-            return fallbacks.SIZE_NOT_CAPTURED
+        reason = why_no_size(self.batch_sizes, self.padding, batch.batch_size)
+        if reason is not None:
+            return reason
         if not self.sampling.fits(batch.reqs):
             return fallbacks.NO_EDIT_TABLE
         if self.source.may_be_unready and not all(map(self.source.is_ready, batch.reqs)):
             return fallbacks.DRAFTER_NOT_READY
         if not all(self.has_slots(req, self.round_slots) for req in batch.reqs):
             return fallbacks.NEARLY_FULL
-        keys = self.keys(self._size(size), self.sampling.features_of(batch.reqs))
+        keys = self.keys(self._size(batch.batch_size), self.sampling.features_of(batch.reqs))
         needed = (one for one in keys if one.num_nodes is None)
         return None if self.cache.has_memory_for(*needed) else fallbacks.MEMORY_SPENT
 
@@ -197,7 +193,7 @@ class RoundExecutor:
     def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
-        count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
+        count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.levels)
         may_draft = drafts or self.agreement is not None
         if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
@@ -224,13 +220,13 @@ class RoundExecutor:
         self._stale.tell()
 
     def _size(self, batch_size: int) -> int:
-        return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
+        return at_least(self.batch_sizes, batch_size)
 
     def _key(self, reqs: list[Req], plan: RoundPlan) -> RoundKey:
         """It has the whole tree where there is no graph of smaller ones, nor memory for it."""
         key = RoundKey(
             batch_size=self._size(len(reqs)),
-            num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.num_drafted))],
+            num_steps=at_least(self.steps, max(plan.levels)),
             sampling=self.sampling.features_of(reqs),
             paused=plan.paused and self.may_pause,
         )
@@ -242,7 +238,7 @@ class RoundExecutor:
         return smaller if self.cache.has_memory_for(smaller) else key
 
     def _launch(self, reqs: list[Req], plan: RoundPlan, key: RoundKey) -> InFlightRound:
-        self.round.send_counts(plan.num_drafted, key)
+        self.round.send_counts(plan.levels, key)
         graph = self.graph(key)
         rows = rows_of(reqs) + [0] * (key.batch_size - len(reqs))
         if not key.paused:
@@ -257,8 +253,7 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        given = outcome, self.new_event(), key, self._turn, plan.drafted_nodes
-        in_flight = InFlightRound(reqs, plan.num_drafted, *given, {}, plan.from_lookup)
+        in_flight = InFlightRound(reqs, plan, outcome, self.new_event(), key, self._turn, {})
         if not key.sampling.masks:
             self._end(in_flight)
         return in_flight
@@ -290,11 +285,10 @@ class RoundExecutor:
         tokens = [row[1 : row[0] + 2] for row in rows]
         self.sampling.edits.note(in_flight.reqs, tokens)
         # The padding of a short draft is a draft too, where it happens to be right.
-        num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.num_drafted), num_accepted)]
+        num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.plan.levels), num_accepted)]
         logprobs: list[list[TokenLogprob]] | None = None
         if in_flight.key.sampling.logprobs:
-            given = in_flight.turn, in_flight.reqs, steps + 1, tokens
-            logprobs = self.round.logprobs.read(*given)
+            logprobs = self.round.logprobs.read(in_flight.turn, in_flight.reqs, steps + 1, tokens)
         result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)
         if self.tree_sizes and steps:
             # Nodes stand best first: a node's number is its rank.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, chain
+from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
-from specengine.core.columns import joined_columns, parted_columns
+from specengine.core.columns import sent_columns
 from specengine.core.drafter import Drafter
 from specengine.core.interfaces import KVPool, ReqToTokenTable, StatePool
 from specengine.core.spec import RoundRecorder, Verifier, VerifyResult
-from specengine.core.transfer import sent
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.draft_nodes import path_ranks
 from specengine.engine.grammar.drafts import constrain
@@ -96,14 +96,15 @@ def _dropped_on_failure(planned: PlannedVerify | None) -> Iterator[None]:
 def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool) -> None:
     """Move recurrent state on to the end of the accepted path of each request. batch: the
     verification."""
-    starts, paths, width = [0, *accumulate(batch.extend_lens)][:-1], [], max(batch.extend_lens)
-    if result.kv_keep is not None:
-        width = max(map(len, result.kv_keep))
-        paths = [[*path, *[0] * (width - len(path))] for path in result.kv_keep]
-    given = batch.req_pool_indices, starts, result.num_accepted, [*chain(*paths)]
-    packed = sent(torch.from_numpy(joined_columns(given)), states.device)
-    rows_B, starts_B, accepted_B, nodes = parted_columns(packed, [len(one) for one in given])
-    nodes_BW = nodes.view(batch.batch_size, width) if paths else None
+    starts = [0, *accumulate(batch.extend_lens[:-1])]
+    columns = [batch.req_pool_indices, starts, result.num_accepted]
+    nodes_BW: Tensor | None = None
+    if result.kv_keep is None:
+        rows_B, starts_B, accepted_B = sent_columns(columns, states.device)
+    else:
+        sent = _sent_with_paths(columns, result.kv_keep, states.device)
+        rows_B, starts_B, accepted_B, nodes_BW = sent
+    width = max(batch.extend_lens) if nodes_BW is None else nodes_BW.shape[1]
     states.keep_paths(StatePaths(rows_B, starts_B, accepted_B, nodes_BW, width))
 
 
@@ -116,13 +117,18 @@ def compact_kv(
     """
     if all(path[-1] == len(path) - 1 for path in kv_keep):
         return
-    width = max(map(len, kv_keep))
-    padded = [path + [0] * (width - len(path)) for path in kv_keep]
-    rows = [cast(int, req.req_pool_idx) for req in batch.reqs]
     accepted = [len(path) - 1 for path in kv_keep]
-    given = rows, batch.prefix_lens, accepted, [*chain(*padded)]
-    packed = sent(torch.from_numpy(joined_columns(given)), table.req_to_token.device)
-    sizes = [len(one) for one in given]
-    rows_B, lens_B, accepted_B, nodes = parted_columns(packed, sizes)
-    nodes_BW = nodes.view(batch.batch_size, width)
+    columns = [[req.row for req in batch.reqs], batch.prefix_lens, accepted]
+    device = table.req_to_token.device
+    rows_B, lens_B, accepted_B, nodes_BW = _sent_with_paths(columns, kv_keep, device)
     kv.keep_paths(KVPaths(table.req_to_token, rows_B, lens_B, nodes_BW, accepted_B))
+
+
+def _sent_with_paths(
+    columns: Sequence[Sequence[int]], paths: list[list[int]], device: torch.device
+) -> list[Tensor]:
+    """int64 on the device: the columns, then the paths as [B, W], padded with 0."""
+    width = max(map(len, paths))
+    nodes = [node for path in paths for node in (*path, *[0] * (width - len(path)))]
+    *sent, nodes_T = sent_columns([*columns, nodes], device)
+    return [*sent, nodes_T.view(len(paths), width)]

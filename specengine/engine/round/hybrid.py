@@ -25,17 +25,19 @@ class HybridDraft(Source):
     """A model's drafts, and for requests of whose text the host found one, that draft instead.
     Lookup may go deeper than the model.
 
-    Beside the rounds of the model alone there are rounds in which some drafts came from lookup, at
-    each depth, so that the model drafts as deep there as was chosen; and rounds in which all did,
-    where the model does not draft. The latter are at least as deep as the model could draft. What
-    is deeper than the model came from lookup.
+    Its rounds by num_steps and model_steps of their key:
+
+    - (k, None), k as deep as the model drafts at most: it drafts alone.
+    - (k, None), deeper: it drafts all that it can, and some drafts came from lookup.
+    - (k, k): it drafts k levels, and some drafts came from lookup.
+    - (k, 0), at least as deep as the model could draft: all drafts came from lookup.
     """
 
     def __init__(self, model: DeviceDraft, lookup: LookupDraft, device: torch.device) -> None:
         """Trees where lookup's drafts are trees; the model may draft chains beside them."""
         self.model, self.lookup = model, lookup
         self.is_tree, self.max_steps = lookup.is_tree, lookup.max_steps
-        self.draft_slots, self.draws = model.draft_slots, model.draws
+        self.draft_slots, self.emits_probs = model.draft_slots, model.emits_probs
         self.model_is_tree, self.tree_topk = model.is_tree, model.tree_topk
         self.model_steps = min(model.max_steps, lookup.max_steps)
         # Made before any capture: made in one, they would be nodes of the graph.
@@ -109,8 +111,9 @@ class HybridDraft(Source):
         """int64 [B, 2, N], the model's tokens and parents, and the candidates of limited trees."""
         drafter = self.model.drafter
         if self.model.is_tree:
-            given = options.edits, None, options.limits, options.draws
-            tree = drafter.draft_tree_rows(rows, depth, *given)
+            tree = drafter.draft_tree_rows(
+                rows, depth, options.edits, None, options.limits, options.draws
+            )
             return torch.stack([tree.tokens_BN, tree.parents_BN], dim=1), tree.candidates_BN
         count, picks = 1 + depth, options.edits if options.picks is None else options.picks
         drafts_BK = drafter.draft_rows(rows, depth, picks)
@@ -174,8 +177,8 @@ class HybridDraft(Source):
         if proposal.is_empty:
             return RoundPlan(own)
         plan = self.lookup.send(proposal, levels)
-        drafted = [*map(max, plan.num_drafted, own)]
-        return plan._replace(num_drafted=drafted, model_steps=max(own), from_lookup=from_lookup)
+        deepest = [*map(max, plan.levels, own)]
+        return plan._replace(levels=deepest, model_steps=max(own), from_lookup=from_lookup)
 
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         """Deeper than the model, drafts come from lookup in any case."""
@@ -192,7 +195,7 @@ class HybridDraft(Source):
 
     def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         counts = [self._model_num_nodes(level) - 1 for level in levels]
-        found, nodes = in_flight.from_lookup, in_flight.drafted_nodes
+        found, nodes = in_flight.plan.from_lookup, in_flight.plan.drafted_nodes
         if found is None or nodes is None:
             return counts
         triples = zip(found, nodes, counts, strict=True)

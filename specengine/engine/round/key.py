@@ -27,7 +27,7 @@ class RoundKey(NamedTuple):
 class RoundPlan(NamedTuple):
     """What a round is to do for the requests of a batch."""
 
-    num_drafted: list[int]  # levels of each request, at most the deepest round's num_steps
+    levels: list[int]  # that each request drafts, at most the deepest round's num_steps
     paused: bool = False  # the drafter does not observe; then there are no drafts
     num_nodes: int | None = None  # of trees that are to be cut, root included
     drafted_nodes: list[int] | None = None  # nodes that lookup drafted, of each, without the root
@@ -56,16 +56,14 @@ class InFlightRound(NamedTuple):
     """A round that was launched. What it decided is in `outcome` once `done` has passed."""
 
     reqs: list[Req]
-    num_drafted: list[int]
+    plan: RoundPlan
     # int64 [B, 2 * num_steps + 3], pinned: accepted drafts, the target's tokens, and of trees the
     # nodes that they stand at; under a stochastic rule the number of nodes, without the root
     outcome: Tensor
     done: Event
     key: RoundKey
     turn: int  # which half of the buffers the host reads
-    drafted_nodes: list[int] | None  # as in RoundPlan
     kept_depths: KeptDepths  # filled in when token masks are sent
-    from_lookup: list[bool] | None = None
 
     def kept(self, counts: list[int], levels: list[int]) -> list[int]:
         """How many drafts of each request grammars leave. counts, levels: drafts and levels of

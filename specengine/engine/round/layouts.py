@@ -127,12 +127,16 @@ class Chain(Layout):
 
     def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, steps: int) -> AcceptedPaths:
         chosen_BN = chosen_T.view(len(drafts.rows.rows_B), -1)
-        given = drafts.rows.rows_B, chosen_BN, drafts.tokens_BK, commit.max_len, commit.simulated
-        return AcceptedPaths(accept_chain(commit.state, *given), chosen_BN)
+        rows_B, tokens_BK, max_len = drafts.rows.rows_B, drafts.tokens_BK, commit.max_len
+        accepted_B = accept_chain(
+            commit.state, rows_B, chosen_BN, tokens_BK, max_len, commit.simulated
+        )
+        return AcceptedPaths(accepted_B, chosen_BN)
 
     def commit(self, commit: Commit, drafts: Drafts, found: Accepted, steps: int) -> AcceptedPaths:
-        given = drafts.rows.rows_B, drafts.tokens_BK, found, commit.max_len
-        return AcceptedPaths(found.ends_B, commit_chain(commit.state, *given))
+        rows_B, tokens_BK = drafts.rows.rows_B, drafts.tokens_BK
+        emitted_BN = commit_chain(commit.state, rows_B, tokens_BK, found, commit.max_len)
+        return AcceptedPaths(found.ends_B, emitted_BN)
 
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes:
         batch_size, steps = drafts.tokens_BK.shape
@@ -203,13 +207,13 @@ class Branching(Layout):
         tree = drafts.tree
         assert tree is not None
         chosen_BN = chosen_T.view(tree.tokens_BN.shape)
-        given = drafts.rows.rows_B, chosen_BN, tree, steps, commit.max_len, commit.simulated
-        return accept_tree(commit.state, *given)
+        state, rows_B = commit.state, drafts.rows.rows_B
+        return accept_tree(state, rows_B, chosen_BN, tree, steps, commit.max_len, commit.simulated)
 
     def commit(self, commit: Commit, drafts: Drafts, found: Accepted, steps: int) -> AcceptedPaths:
         assert drafts.tree is not None
-        given = drafts.rows.rows_B, found, drafts.tree, steps, commit.max_len
-        return accept_path(commit.state, *given)
+        rows_B = drafts.rows.rows_B
+        return accept_path(commit.state, rows_B, found, drafts.tree, steps, commit.max_len)
 
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes:
         """Nodes that do not exist are their own parents."""
@@ -241,8 +245,8 @@ class Branching(Layout):
     def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
         assert path.nodes_BW is not None
         table = runner.pools.req_to_token_pool.req_to_token
-        given = rows.rows_B, rows.lens_B, path.nodes_BW, path.accepted_B
-        runner.pools.token_to_kv_pool.keep_paths(KVPaths(table, *given))
+        paths = KVPaths(table, rows.rows_B, rows.lens_B, path.nodes_BW, path.accepted_B)
+        runner.pools.token_to_kv_pool.keep_paths(paths)
 
     def host_copy(self, drafts: Drafts) -> Tensor:
         assert drafts.tree is not None

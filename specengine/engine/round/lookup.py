@@ -36,7 +36,7 @@ class LookupDraft(Source):
         return True
 
     def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
-        counts = in_flight.drafted_nodes
+        counts = in_flight.plan.drafted_nodes
         return [0] * len(levels) if counts is None else counts
 
 

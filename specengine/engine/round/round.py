@@ -88,7 +88,7 @@ class Round:
         self.masks = TokenMasks(most_rows, vocab_size, device)
         # Made before any capture: made in one, it would be nodes of the graph.
         self._tree_keys: TreeKeys | None = None
-        if rule is not None and source.draws and source.model_is_tree:
+        if rule is not None and source.emits_probs and source.model_is_tree:
             shape = batch_size, source.tree_topk, source.model_steps
             self._tree_keys = TreeKeys.of(*shape, device)
         sampling.stochastic = rule is not None
@@ -135,7 +135,7 @@ class Round:
         layout.keep_kv(self.runner, rows, path)
         keep_states(output.batch, path.accepted_B, path.nodes_BW)
         if not key.paused:
-            observed = RowsOutput(tokens_T, hidden_TH, features_TF)
+            observed = RowsOutput(hidden_TH, features_TF)
             self.source.observe(key, rows, observed, path.tokens_BW, path.accepted_B)
 
     def decide(
@@ -184,8 +184,8 @@ class Round:
     ) -> Judged:
         counts_are_sent = self.source.counts_are_sent(key)
         nodes = self.layout.nodes(drafts, self._room(drafts.rows), key, counts_are_sent)
-        given = logits_TV, drafts.rows, output.batch, nodes
-        return Judged(*given, self.runner.sample, drafts.tree, drafts.weights)
+        rows, batch, sample = drafts.rows, output.batch, self.runner.sample
+        return Judged(logits_TV, rows, batch, nodes, sample, drafts.tree, drafts.weights)
 
     def _room(self, rows: RowBatch) -> Room:
         ends_B = self.sampling.ends.index_select(0, rows.rows_B)
@@ -214,12 +214,12 @@ class Round:
 
     def _sampled_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """The chains that a rule judges: those that the host would draft."""
-        if not (self.source.draws and key.sampling.samples):
+        if not (self.source.emits_probs and key.sampling.samples):
             return self._matched_chains(rows, key)
         rule, table, vocab_size = self.rule, self.sampling.table, self.sampling.vocab_size
         assert rule is not None
         edits = ChainEdits(self.sampling.edits.tables, rows) if key.sampling.edits else None
-        count, keeps = self.source.drawn_nodes(key), rule.needs_weights
+        count, keeps = self.source.drawn_nodes(key), rule.needs_draft_probs
         draws = ChainDraws(rows, table, count, vocab_size, keeps, edits)
         return DraftOptions(picks=draws, weights=draws if keeps else None)
 
@@ -229,7 +229,7 @@ class Round:
         text would follow from the clock."""
         sampling, rule, table = self.sampling, self.rule, self.sampling.table
         assert rule is not None
-        keeps, vocab_size = self.source.draws and rule.needs_weights, sampling.vocab_size
+        keeps, vocab_size = self.source.emits_probs and rule.needs_draft_probs, sampling.vocab_size
         if not self.source.model_depth(key):
             return DraftOptions(lookup_weights=LookupWeights(vocab_size) if keeps else None)
         limits = self._limits(rows)
@@ -238,7 +238,7 @@ class Round:
         edits = NodeEdits(sampling.edits.tables, rows) if key.sampling.edits else None
         if self._tree_keys is None:
             return DraftOptions(edits=edits, limits=limits)
-        draws = SampledTreeDraws(rows, table, self._tree_keys, vocab_size, rule.needs_weights)
+        draws = SampledTreeDraws(rows, table, self._tree_keys, vocab_size, rule.needs_draft_probs)
         weights = draws if keeps else None
         return DraftOptions(edits=edits, limits=limits, draws=draws, weights=weights)
 
@@ -264,7 +264,7 @@ class Round:
 
     def _kept(self, legal_BN: Flags, reqs: list[Req], trees: list[HostTree]) -> Flags:
         """Which nodes a rule sees: of sampled drafts also the first that a grammar forbids."""
-        were_drawn = [self.source.draws and not req.sampling.is_greedy for req in reqs]
+        were_drawn = [self.source.emits_probs and not req.sampling.is_greedy for req in reqs]
         return kept_nodes(legal_BN, trees, were_drawn)
 
 

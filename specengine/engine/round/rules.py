@@ -42,7 +42,7 @@ class Rule(Protocol):
     """
 
     is_lossy: bool
-    needs_weights: bool  # what sampled drafts were drawn from
+    needs_draft_probs: bool  # it reads what sampled drafts were drawn from
     greedy_too: bool  # whether it judges the drafts of greedy requests
 
     def decide(self, judged: Judged, sampling: SamplingState) -> Accepted: ...
@@ -76,7 +76,7 @@ class Stochastic:
 
     def __init__(self, verifier: StochasticVerifier) -> None:
         self.verifier = verifier
-        self.needs_weights = verifier.needs_draft_probs
+        self.needs_draft_probs = verifier.needs_draft_probs
 
     def decide(self, judged: Judged, sampling: SamplingState) -> Accepted:
         rows, nodes = judged.rows, judged.nodes
@@ -101,7 +101,7 @@ class Relaxed:
     """Lossy: drafts that are nearly as good as the target's own token stand too."""
 
     is_lossy = True
-    needs_weights = False
+    needs_draft_probs = False
     greedy_too = True
 
     def __init__(self, verifier: RelaxedVerifier) -> None:

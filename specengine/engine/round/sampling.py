@@ -91,7 +91,7 @@ class SamplingState:
         """Before the launch of a round of these requests. rows_B: of the page table, on the
         device."""
         if features != PLAIN:
-            self._write_words([(row_of(r), r) for r in reqs if self._owners[row_of(r)] is not r])
+            self._write_words([(req.row, req) for req in reqs if self._owners[req.row] is not req])
         if features.edits:
             self.edits.write(reqs, rows_B)
 
@@ -152,9 +152,3 @@ def rows_of(reqs: list[Req]) -> list[int]:
     rows = [req.req_pool_idx for req in reqs]
     assert None not in rows, "a request has no row in the request pool"
     return cast(list[int], rows)
-
-
-def row_of(req: Req) -> int:
-    """A row of the page table."""
-    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
-    return req.req_pool_idx

@@ -13,9 +13,9 @@ from specengine.engine.round.sampling import SamplingFeatures
 
 
 class AgreedRounds:
-    """A SharedRounds. What requests ask of sampling is each rank's own and has no collective, so
-    that ranks replay graphs of different features side by side. A graph that one rank lacks is
-    captured by all: then all have the same."""
+    """A core.sharing.SharedRounds. What requests ask of sampling is each rank's own and has no
+    collective, so that ranks replay graphs of different features side by side. A graph that one
+    rank lacks is captured by all: then all have the same."""
 
     def __init__(self, sharers: ExpertSharers, executor: RoundExecutor) -> None:
         self.sharers = sharers
@@ -37,7 +37,7 @@ class AgreedRounds:
         if shape is None:
             return None
         if shape.num_steps != key.num_steps:
-            plan = plan._replace(num_drafted=depths_within(reqs, shape.num_steps))
+            plan = plan._replace(levels=depths_within(reqs, shape.num_steps))
         return key._replace(batch_size=shape.batch_size, num_steps=shape.num_steps), plan
 
     def prepare(self, shape: RoundShape, features: Sequence[int], may_capture: bool) -> bool:

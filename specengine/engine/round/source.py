@@ -59,18 +59,23 @@ class Source(ABC):
     values that lie there. All other methods run on the host, and give numbers of the host.
     """
 
+    host_drafts = True  # before each round that has drafts, from text
     is_tree: bool
     max_steps: int  # levels of the deepest round
     draft_slots = 0  # KV slots past those that stand which drafting writes
     model_steps = 0  # levels of a model's deepest draft; 0 where no model drafts
     model_is_tree = False
     tree_topk = 1  # children of a node of the model's trees; 1 of chains
-    draws = False  # drafts of requests that sample are sampled
+    emits_probs = False  # as in Drafter: drafts of requests that sample are sampled
     may_be_unready = False  # is_ready may be False
 
     def is_ready(self, req: Req) -> bool:
         """As Drafter.is_ready."""
         return True
+
+    def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
+        """As Drafter.mark_stale."""
+        raise NotImplementedError
 
     @abstractmethod
     def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts: ...
@@ -112,7 +117,7 @@ class Source(ABC):
         return
 
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
-        """num_steps and model_steps of rounds that exist beside those of each number of steps."""
+        """num_steps and model_steps of further keys, beside (k, None) of each number of steps."""
         return []
 
     def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:

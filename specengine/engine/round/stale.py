@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from specengine.core.transfer import sent
-from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.source import Source
 
 
@@ -34,7 +33,6 @@ class StaleRows:
     def tell(self) -> None:
         """Before the drafter observes again: where its states are old."""
         if self._rows:
-            assert isinstance(self.source, DeviceDraft)
             rows = sent(torch.tensor([*self._rows]), self.lens.device)
-            self.source.drafter.mark_stale(rows, self.lens[rows])
+            self.source.mark_stale(rows, self.lens[rows])
             self._rows.clear()

@@ -31,8 +31,9 @@ def seconds_of(
     key = rounds.plain_key(batch_size, num_steps, num_nodes)
     graph = rounds.graph(key)
     rounds.clear_rows()
-    given = rounds.rows[:batch_size], rounds.table, rounds.state, num_kv_slots(rounds), context
-    with pretend_context(*given):
+    with pretend_context(
+        rounds.rows[:batch_size], rounds.table, rounds.state, num_kv_slots(rounds), context
+    ):
         return least_seconds(
             graph.graph,
             _REPLAYS,

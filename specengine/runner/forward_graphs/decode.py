@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from functools import partial
 
 import torch
@@ -11,8 +10,8 @@ from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.platform import Graph, platform_of
-from specengine.runner import fallbacks
 from specengine.runner.context import ForwardContext, joined_features
+from specengine.runner.forward_graphs.keys import at_least, why_no_size
 from specengine.runner.forward_graphs.outputs import FixedForward, first_rows
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
@@ -98,21 +97,17 @@ class DecodeGraphs:
         mode = batch.forward_mode
         if mode in (ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY):
             return False
-        if not mode.is_decode():
-            reason = f"mode {mode.name}"
-        elif batch.batch_size > self.batch_sizes[-1]:
-            reason = fallbacks.BATCH_TOO_LARGE
-        elif not self.padding and batch.batch_size not in self.batch_sizes:
-            reason = fallbacks.SIZE_NOT_CAPTURED
-        else:
-            return True
-        self.cache.count_fallback(reason)
-        return False
+        reason: str | None = f"mode {mode.name}"
+        if mode.is_decode():
+            reason = why_no_size(self.batch_sizes, self.padding, batch.batch_size)
+        if reason is not None:
+            self.cache.count_fallback(reason)
+        return reason is None
 
     def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one step in the smallest captured size that holds it. The output views the graph's
         buffers: read it before the next replay."""
-        size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
+        size = at_least(self.batch_sizes, batch.batch_size)
         captured = self.cache.captured[size]
         self._fill(captured.buffers.batch, batch)
         self.cache.replay(captured)

@@ -90,13 +90,12 @@ class GraphSizes:
             return prefill
         if widest > self.widths[-1] or batch.num_tokens > MAX_TOKENS:
             return fallbacks.TOO_MANY_TOKENS
-        if batch.batch_size > self.batch_sizes[-1]:
-            return fallbacks.BATCH_TOO_LARGE
+        reason = why_no_size(self.batch_sizes, self.padding, batch.batch_size)
+        if reason is not None:
+            return reason
         width = at_least(self.widths, widest)
         if self.padding:
             requests, tokens = self._padded(batch.batch_size, batch.num_tokens, width)
-        elif batch.batch_size not in self.batch_sizes:
-            return fallbacks.SIZE_NOT_CAPTURED
         elif batch.num_tokens < batch.batch_size * width:
             return fallbacks.RAGGED
         else:
@@ -180,6 +179,14 @@ def octaves(sizes: Sequence[int]) -> list[int]:
         if following > 2 * kept[-1] and size > kept[-1]:
             kept.append(size)
     return kept
+
+
+def why_no_size(batch_sizes: Sequence[int], padding: bool, wanted: int) -> str | None:
+    """A fallback reason; None where a graph of one of these sizes, ascending, serves so many
+    requests. padding: a larger one does."""
+    if wanted > batch_sizes[-1]:
+        return fallbacks.BATCH_TOO_LARGE
+    return None if padding or wanted in batch_sizes else fallbacks.SIZE_NOT_CAPTURED
 
 
 def at_least(sizes: Sequence[int], wanted: int) -> int:
