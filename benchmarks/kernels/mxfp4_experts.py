@@ -1,12 +1,14 @@
-"""Experts in MXFP4 in Triton by tiles: errors, microseconds and bytes a second, by rows.
+"""Experts in MXFP4 by tiles: errors, microseconds and bytes a second, by rows.
 
     python -m benchmarks.kernels.mxfp4_experts [--shapes gpt-oss-20b …] [--jobs 12] [--json FILE]
+    python -m benchmarks.kernels.mxfp4_experts --few [--json FILE]
 
 A layer's two products in a CUDA graph, over the weights of several layers, so that none is read
 from a cache; rows choose experts evenly. TB/s are of the chosen experts' weights, each read once;
 "copy" is what a plain copy of this card moves. Errors are those against the float32 reference of
 dequantised weights, relative, of some rows; "bits" tells whether a row among 64 has those of it
-alone. --jobs: processes that compile what is timed, before.
+alone. The first form times Triton's tiles (--jobs: processes that compile them, before), the
+second those of CUDA C++ at few rows beside Triton's in force, and writes `mxfp4-few-rows`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -22,15 +25,20 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+
 from benchmarks.kernels.experts import SHAPES, Shape, copy_speed, graph_us, rows_of, summed
 from benchmarks.kernels.packed_experts import mxfp4
 from specengine.core.registry import EXPERT_FORMATS, load_place
-from specengine.kernels.experts import experts_triton, route_triton
+from specengine.kernels.experts import experts_triton, mxfp4_cuda, route_triton
 from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.mxfp4_cuda import RowsTile, tile_for
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
 from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
+from specengine.kernels.precompile import precompile
 
 CUDA = "cuda"
 FORMAT = load_place(EXPERT_FORMATS["mxfp4"])
@@ -49,19 +57,27 @@ GATES = {
     "16 rows, 4 warps, 256": Tile(16, 32, 256, 4, 3),
 }
 _USUAL = "8 rows, 2 warps"
-MANY = [
-    (32, 32, 4, 3),
-    (64, 32, 4, 3),
-    (64, 32, 4, 4),
-    (128, 32, 4, 3),
-    (128, 64, 8, 3),
+MANY = [(32, 32, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 32, 4, 3), (128, 64, 8, 3)]
+FEW = (1, 8, 16, 32, 64)
+FEW_SHAPE, TRITON = "gpt-oss-20b", "Triton"
+ROWS_TILES = [
+    *(RowsTile(2, 8, stages, tiles) for stages in (3, 4, 6) for tiles in (2, 4)),
+    *(RowsTile(2, 4, 6, tiles) for tiles in (2, 4, 8)),
+    *(RowsTile(4, 8, 3, tiles) for tiles in (1, 2)),
+    *(RowsTile(4, 4, 4, tiles) for tiles in (1, 2, 4)),
+    *(RowsTile(1, 8, 6, tiles) for tiles in (4, 8)),
 ]
 
 
 @dataclass(frozen=True)
 class Variant:
     name: str
-    tiles: Tiles
+    tiles: Tiles | RowsTile
+
+
+def few_variants(rows: int, chosen: int) -> list[Variant]:
+    usual = FORMAT.tiles.tiles_of(rows, SHAPES[FEW_SHAPE].count, chosen)
+    return [Variant(TRITON, usual), *(Variant(str(one), one) for one in ROWS_TILES)]
 
 
 def variants(rows: int, chosen: int) -> list[Variant]:
@@ -80,6 +96,14 @@ def variants(rows: int, chosen: int) -> list[Variant]:
 
 def _of(name: str) -> tuple[Tile, Tile]:
     return GATES[name], replace(GATES[name], outs=2 * GATES[name].outs)
+
+
+def multiplied(
+    x: torch.Tensor, chosen: Chosen, weights: PackedExpertWeights, tiles: Tiles | RowsTile
+) -> torch.Tensor:
+    if isinstance(tiles, Tiles):
+        return experts_triton.experts(x, chosen, weights, tiles)
+    return mxfp4_cuda.experts(x, chosen, weights, tiles)
 
 
 def draw(rows: int, columns: int, seed: int) -> Mxfp4Weight:
@@ -144,24 +168,24 @@ class Bench:
         return few, experts(x[few], some(chosen, few), weights, backend="torch").double()
 
     def error(
-        self, rows: int, tiles: Tiles, few: torch.Tensor, expected: torch.Tensor
+        self, rows: int, tiles: Tiles | RowsTile, few: torch.Tensor, expected: torch.Tensor
     ) -> tuple[float, bool | None]:
         """Of some rows, and whether the first one alone has the same bits."""
         x, chosen, weights = rows_of(self.shape, rows), self.picked(rows)[0], self.layers[0].weights
-        out = experts_triton.experts(x, chosen, weights, tiles)
+        out = multiplied(x, chosen, weights, tiles)
         error = (summed(out)[few].double() - expected).norm() / expected.norm()
         same = None
         if are_few(*chosen.ids_TK.shape):
-            alone = experts_triton.experts(x[:1], some(chosen, slice(0, 1)), weights, tiles)
+            alone = multiplied(x[:1], some(chosen, slice(0, 1)), weights, tiles)
             same = torch.equal(alone[:, 0], out[:, 0])
         return float(error), same
 
-    def us(self, rows: int, tiles: Tiles) -> float:
+    def us(self, rows: int, tiles: Tiles | RowsTile) -> float:
         x = rows_of(self.shape, rows)
         pairs = zip(self.picked(rows), self.layers, strict=True)
         return graph_us(
             [
-                lambda c=c, w=one.weights: experts_triton.experts(x, c, w, tiles)  # type: ignore[misc]
+                lambda c=c, w=one.weights: multiplied(x, c, w, tiles)  # type: ignore[misc]
                 for c, one in pairs
             ]
         )
@@ -172,11 +196,13 @@ class Bench:
         picked = self.picked(rows)
         return size * sum(len(one.ids_TK.unique()) for one in picked) / len(picked)
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(
+        self, made: Callable[[int, int], list[Variant]], all_rows: Sequence[int]
+    ) -> list[dict[str, Any]]:
         found = []
-        for rows in ROWS[self.name]:
+        for rows in all_rows:
             moved, expected = self.read_bytes(rows), self.expected(rows)
-            for one in variants(rows, self.shape.chosen):
+            for one in made(rows, self.shape.chosen):
                 try:
                     error, same = self.error(rows, one.tiles, *expected)
                     us = self.us(rows, one.tiles)
@@ -203,9 +229,41 @@ def compile_part(part: str) -> None:
         x = rows_of(shape, rows)
         chosen = route_triton.route(x, layer.router, Routing(shape.chosen))
         try:
-            experts_triton.experts(x, chosen, layer.weights, one.tiles)
+            multiplied(x, chosen, layer.weights, one.tiles)
         except Exception as problem:
             print("left out", rows, one.name, type(problem).__name__, str(problem)[:80])
+
+
+def few() -> list[dict[str, Any]]:
+    shape = SHAPES[FEW_SHAPE]
+    bench = Bench(FEW_SHAPE, [Layer.of(shape, seed) for seed in range(LAYERS[FEW_SHAPE])])
+    with precompile():
+        for rows in FEW:
+            x, chosen = rows_of(shape, rows), bench.picked(rows)[0]
+            for one in few_variants(rows, shape.chosen):
+                multiplied(x, chosen, bench.layers[0].weights, one.tiles)
+    return bench.table(few_variants, FEW)
+
+
+def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row of the filed table for each number of rows."""
+    shape, table = SHAPES[FEW_SHAPE], []
+    for rows in FEW:
+        of = {one["variant"]: one for one in found if one["rows"] == rows}
+        chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
+        us, best = min((one["us"], name) for name, one in of.items() if name != TRITON)
+        table.append(
+            {
+                "rows": rows,
+                "Triton us": of[TRITON]["us"],
+                "chosen us": of[chosen]["us"],
+                "chosen TB/s": of[chosen]["TB/s"],
+                "chosen": chosen,
+                "best CUDA C++ us": us,
+                "best": best,
+            }
+        )
+    return table
 
 
 def main() -> None:
@@ -214,9 +272,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--compile", metavar="PART/PARTS", help=argparse.SUPPRESS)
+    parser.add_argument("--few", action="store_true", help="CUDA C++ at few rows")
     args = parser.parse_args()
     if args.compile:
         compile_part(args.compile)
+        return
+    if args.few:
+        table = few()
+        _keep(args.json, table)
+        _refuse_wrong(table)
+        title = "Experts in MXFP4, few rows"
+        print(report.write("kernels", "mxfp4-few-rows", title, by_rows(table)))
         return
     command = [sys.executable, "-m", "benchmarks.kernels.mxfp4_experts", "--compile"]
     jobs = [subprocess.Popen([*command, f"{part}/{args.jobs}"]) for part in range(args.jobs)]
@@ -224,18 +290,27 @@ def main() -> None:
         job.wait()
     speed = copy_speed()
     print(torch.cuda.get_device_name(), f"a copy moves {speed / 1e12:.2f} TB/s", flush=True)
-    table: list[dict[str, Any]] = []
+    table = []
     for name in args.shapes:
         layers = [Layer.of(SHAPES[name], seed) for seed in range(LAYERS[name])]
-        table += Bench(name, layers).table()
+        table += Bench(name, layers).table(variants, ROWS[name])
         del layers
         torch.cuda.empty_cache()
-        if args.json:
-            report = {"card": torch.cuda.get_device_name(), "copy": speed, "rows": table}
-            args.json.write_text(json.dumps(report, indent=1))
+        _keep(args.json, table, copy=speed)
     print(f"a copy moves {copy_speed() / 1e12:.2f} TB/s at the end", flush=True)
+    _refuse_wrong(table)
+
+
+def _keep(path: Path | None, table: list[dict[str, Any]], **more: float) -> None:
+    facts = {"card": torch.cuda.get_device_name(), **more, "rows": table}
+    if path is not None:
+        path.write_text(json.dumps(facts, indent=1))
+
+
+def _refuse_wrong(table: list[dict[str, Any]]) -> None:
     wrong = [one for one in table if not one["error"] < 0.015 or one["bits"] is False]
-    raise SystemExit(f"wrong: {wrong[:3]}" if wrong else 0)
+    if wrong:
+        raise SystemExit(f"wrong: {wrong[:3]}")
 
 
 if __name__ == "__main__":

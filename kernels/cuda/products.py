@@ -58,9 +58,11 @@ class Products:
         out = _outputs(x, weight.shape[0] // 2)
         return self.launch(x, weight, out, Around(norm_weight, eps, gated=True))
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    def linear_add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None
+    ) -> Tensor:
         out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-        return self.launch(x, weight, out, Around(residual=residual))
+        return self.launch(x, weight, out, Around(bias=bias, residual=residual))
 
 
 def _outputs(x: Tensor, num_outs: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -26,10 +26,15 @@ def experts(
     weights.weighs_input: gate and up of ``w * x`` instead, and no w before the last product.
 
     x: [T, H] -> the sum of the parts, [T, H], or float32 [K, T, H] themselves, for RMSNorm.add.
-    The parts are summed in their order, so that nothing depends on what runs first. Any device;
-    Triton on CUDA: shapes and launches depend on T, not on what was chosen, and a row's result
-    depends on T at most through the tiles (tiles.py), not on other rows.
+    The parts are summed in their order, so that nothing depends on what runs first. Any device; on
+    CUDA few rows by the format's own kernel where it takes them, others by Triton: shapes and
+    launches depend on T, not on what was chosen, and a row's result depends on T at most through
+    the kernel and its tiles (tiles.py), not on other rows.
     """
+    if backend == "auto" and isinstance(weights, PackedExpertWeights):
+        few = weights.down.format.few
+        if few is not None and few.takes(x, chosen, weights):
+            return few.experts(x, chosen, weights)
     if use_triton(backend, x):
         from specengine.kernels.experts import experts_triton
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specengine.kernels.experts.tiles import PACKED, TileTable
-from specengine.kernels.experts.types import Activation
+from specengine.kernels.experts.types import Activation, Chosen
 from specengine.kernels.linear import fp8_linear_ref
 from specengine.kernels.linear.quantised import Fp8Input
 
@@ -46,6 +46,15 @@ class Operands:
     least_columns: int = 32
 
 
+class FewRows(Protocol):
+    """Both products for few rows, where it takes them: x [T, H] -> float32 [K, T, H], parts as
+    experts.experts says."""
+
+    def takes(self, x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool: ...
+
+    def experts(self, x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class ExpertFormat:
     """holds: type of one expert's weight. operands: (all experts' weights, the type that inputs
@@ -53,7 +62,7 @@ class ExpertFormat:
     packed_triton.py says of which arguments.
 
     arrange: from what it holds to what is kept and multiplied, or None where products of that would
-    be others. tiles: which its products take.
+    be others. tiles: which its products take. few: kernels of its own for few rows.
     """
 
     holds: type
@@ -61,6 +70,7 @@ class ExpertFormat:
     sums: Any
     arrange: Callable[[Any], OneExpert | None] = lambda one: one
     tiles: TileTable = PACKED
+    few: FewRows | None = None
 
 
 @dataclass(frozen=True)

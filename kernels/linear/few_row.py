@@ -116,10 +116,17 @@ def norm_gated_linear(
     return out
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend = "auto") -> Tensor:
-    """``residual + linear(x, weight)``, the product rounded to the dtype before the addition.
+def linear_add(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    bias: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """``residual + linear(x, weight, bias)``, the product rounded to the dtype before the addition.
 
-    x: [T, I]; weight: [H, I]; residual: [T, H], not modified -> [T, H].
+    x: [T, I]; weight: [H, I]; bias: [H] or None; residual: [T, H], not modified -> [T, H].
     """
-    out: Tensor = _module(backend, x).linear_add(x, weight, residual)
+    out: Tensor = _module(backend, x).linear_add(x, weight, residual, bias)
     return out

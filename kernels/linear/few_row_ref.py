@@ -30,5 +30,5 @@ def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor
     return silu_and_mul(F.linear(rms_norm(x, norm_weight, eps), weight))
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    return residual + F.linear(x, weight)
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
+    return residual + F.linear(x, weight, bias)

@@ -158,6 +158,6 @@ def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor
     return _launch(x, weight, out, norm_weight, eps, gated=True)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-    return _launch(x, weight, out, residual=residual)
+    return _launch(x, weight, out, bias=bias, residual=residual)

@@ -65,18 +65,18 @@ def _add_rms_norm_kernel(
     DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    if DEPENDENT:
-        wait_for_rows(ROUNDS)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < hidden
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
+    if DEPENDENT:
+        wait_for_rows(ROUNDS)
     x = tl.load(x_ptr + row * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * stride_residual + cols, mask=mask, other=0.0)
     rounded = (x + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + row * hidden + cols, rounded, mask=mask)
     total = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     normed = (total * scale).to(weight.dtype)
     made = (normed * weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, made, mask=mask)

@@ -76,7 +76,7 @@ _SHARED = _ATTENTION | _FOLDED | _LATENT
 
 PLAIN = ComputePath("decoder layers", _SHARED | _BIASES | _MODULES | _RANKS | _EXPERTS | _STATE)
 COMPILED = ComputePath("compiled layers", _SHARED | _BIASES | _MODULES | _EXPERTS)
-FEW_ROWS = ComputePath("few_row", _SHARED | _RANKS | _EXPERTS | {"qkv_bias"})
+FEW_ROWS = ComputePath("few_row", _SHARED | _RANKS | _EXPERTS | {"qkv_bias", "o_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
 WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})
 SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)

@@ -221,14 +221,13 @@ class RowParallelLinear(Linear):
         return self.own_part(x)
 
     def add_few_rows(self, x: Tensor, stream: Tensor) -> Tensor:
-        """``stream + self(x)`` by few_row's kernels: [T, in], [T, out] -> [T, out]. Of a layer
-        without a bias."""
+        """``stream + self(x)`` by few_row's kernels: [T, in], [T, out] -> [T, out]."""
         if self.ranks.size == 1:
-            return few_row.linear_add(x, self.plain, stream)
+            return few_row.linear_add(x, self.plain, stream, self.bias)
         if self._zeros is None:
             self._zeros = stream.new_zeros(few_row.MAX_ROWS, self.out_features)
         # Each rank's product alone is rounded, as that of `forward` is, and not with the stream.
-        product = few_row.linear_add(x, self.plain, self._zeros[: len(x)])
+        product = few_row.linear_add(x, self.plain, self._zeros[: len(x)], self.bias)
         return self.ranks.all_reduce_add(product, stream)
 
     def cuts(self, kind: str) -> Sequence[AnyCut | None]:

@@ -81,6 +81,9 @@ def test_linear_add(device: torch.device) -> None:
     before = residual.clone()
     close(linear_add(x, weight, residual, backend="triton"), F.linear(x, weight) + residual)
     close(linear_add(x, weight, residual, backend="torch"), F.linear(x, weight) + residual)
+    bias = draw(device, OUTS)
+    found = linear_add(x, weight, residual, bias, backend="triton")
+    close(found, F.linear(x, weight, bias) + residual)
     assert torch.equal(residual, before)
 
 
@@ -129,10 +132,11 @@ class TestCuda:
             norm_gated_linear(x, gain, EPS, weight, backend="cuda"),
             norm_gated_linear(x, gain, EPS, weight, backend="torch"),
         )
-        half_precision.close(
-            linear_add(x, weight, residual, backend="cuda"),
-            linear_add(x, weight, residual, backend="torch"),
-        )
+        for given in (None, bias):
+            half_precision.close(
+                linear_add(x, weight, residual, given, backend="cuda"),
+                linear_add(x, weight, residual, given, backend="torch"),
+            )
 
     def test_linear(self, dtype: torch.dtype) -> None:
         x, weight, bias = self.draw(dtype, 5, 72), self.draw(dtype, 40, 72), self.draw(dtype, 40)

@@ -41,6 +41,11 @@ def test_residual() -> None:
         few_row.linear_add(x, weight, residual, backend="cuda"),
         few_row.linear_add(x, weight, residual, backend="torch"),
     )
+    bias = draw(36)
+    close(
+        few_row.linear_add(x, weight, residual, bias, backend="cuda"),
+        few_row.linear_add(x, weight, residual, bias, backend="torch"),
+    )
 
 
 def test_bias_and_float_results() -> None:

@@ -296,12 +296,12 @@ def test_refused_paths_are_logged_with_the_field(
 ) -> None:
     usual = LayerSpec.from_config(CONFIG)
     with caplog.at_level(logging.INFO):
-        log_refusals(FAST_PATHS, [usual, replace(usual, o_bias=True)], torch.device(device))
+        log_refusals(FAST_PATHS, [usual, replace(usual, mlp_bias=True)], torch.device(device))
         log_refusals(FAST_HEADS, [HeadSpec(0.5)], torch.device(device))
     expected = [
-        "no fast path few_row: it does not compute o_bias True",
-        "no fast path layer_tail: it does not compute o_bias True",
-        "no fast path decoder_stack: it does not compute o_bias True",
+        "no fast path few_row: it does not compute mlp_bias True",
+        "no fast path layer_tail: it does not compute mlp_bias True",
+        "no fast path decoder_stack: it does not compute mlp_bias True",
         "no fast path head_topk: it does not compute logits_multiplier 0.5",
     ]
     found = [record.getMessage() for record in caplog.records]

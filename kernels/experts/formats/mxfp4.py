@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specengine.kernels.experts import mxfp4_cuda
 from specengine.kernels.experts.packed import ExpertFormat, Operands, PackedExperts
 from specengine.kernels.experts.tiles import Tile, Tiles, TileTable
 from specengine.kernels.linear import mxfp4_words
@@ -193,4 +194,4 @@ _TILES = TileTable(
         (0.0, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))),
     ),
 )
-FORMAT = ExpertFormat(Mxfp4Weight, _operands, _sums, Mxfp4Words.of, _TILES)
+FORMAT = ExpertFormat(Mxfp4Weight, _operands, _sums, Mxfp4Words.of, _TILES, mxfp4_cuda)

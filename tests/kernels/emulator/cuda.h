@@ -229,6 +229,17 @@ inline T __shfl_up_sync(unsigned, T value, int distance) {
   return lane() < distance ? value : theirs;
 }
 
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+
+inline unsigned __ballot_sync(unsigned, bool value) {
+  static Board<bool> board;
+  const bool* of = board.show(value);
+  unsigned all = 0;
+  for (int i = 0; i < WARP; i++) all |= (unsigned)of[i] << i;
+  __syncwarp();
+  return all;
+}
+
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   static Board<unsigned> board;
   const unsigned* of = board.show(value);

@@ -1,0 +1,170 @@
+"""Experts in MXFP4 for few rows in CUDA C++, on a GPU or instruction by instruction on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.dispatch import MOST_SHARED
+from specengine.kernels.experts import experts_ref, mxfp4_cuda
+from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.formats.mxfp4 import FORMAT
+from specengine.kernels.experts.mxfp4_cuda import RowsTile, computes, takes, tile_for
+from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from specengine.kernels.experts.types import Activation, Chosen
+from specengine.kernels.linear.mxfp4 import Mxfp4Weight
+from specengine.kernels.linear.quantised import Fp8Input
+from tests.kernels.cuda_places import PLACES, placed
+from tests.kernels.half_precision import close
+
+EXPERTS, CHOSEN = 5, 2
+HIDDEN, INNER = 320, 192
+
+
+@pytest.fixture(autouse=True, params=PLACES)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    return placed(request, monkeypatch, mxfp4_cuda)
+
+
+def stack(place: torch.device, rows: int, columns: int) -> PackedExperts:
+    def one() -> Mxfp4Weight:
+        codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, device=place)
+        scale = torch.randint(119, 123, (rows, columns // 32), dtype=torch.uint8, device=place)
+        return Mxfp4Weight(codes, scale)
+
+    made = PackedExperts.of(FORMAT, EXPERTS, (one() for _ in range(EXPERTS)))
+    assert made is not None
+    return made
+
+
+def drawn(place: torch.device, rows: int) -> tuple[Tensor, Chosen]:
+    x = torch.randn(rows, HIDDEN, device=place).bfloat16()
+    order = torch.rand(rows, EXPERTS, device=place).argsort(1)[:, :CHOSEN]
+    return x, Chosen(order.int().contiguous(), torch.rand(rows, CHOSEN, device=place))
+
+
+def made(place: torch.device, name: str, has_bias: bool) -> PackedExpertWeights:
+    biases: list[Tensor | None] = [None, None]
+    if has_bias:
+        biases = [
+            torch.randn(EXPERTS, width, device=place).bfloat16() for width in (2 * INNER, HIDDEN)
+        ]
+    both = stack(place, 2 * INNER, HIDDEN), stack(place, HIDDEN, INNER)
+    return PackedExpertWeights(*both, *biases, activation=Activation(name))
+
+
+def first(x: Tensor, chosen: Chosen, rows: int) -> tuple[Tensor, Chosen]:
+    ids, weights = (one[:rows].contiguous() for one in (chosen.ids_TK, chosen.weights_TK))
+    return x[:rows], Chosen(ids, weights)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "has_bias", "tile"),
+    [
+        (1, "clamped", True, RowsTile(2, 2, 2, 2)),
+        (6, "silu", False, RowsTile(1, 4, 3, 3)),
+        (21, "clamped", True, RowsTile(2, 1, 2, 5)),
+    ],
+)
+def test_experts_equal_the_reference(
+    rows: int, name: str, has_bias: bool, tile: RowsTile, place: torch.device
+) -> None:
+    """Outputs that no block divides, depths that no chunk does, and more rows than a block."""
+    x, chosen = drawn(place, rows)
+    weights = made(place, name, has_bias)
+    found = mxfp4_cuda.experts(x, chosen, weights, tile)
+    close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
+    assert torch.equal(mxfp4_cuda.experts(*first(x, chosen, 1), weights, tile)[:, 0], found[:, 0])
+
+
+def test_row_has_the_same_bits_in_all_tiles(place: torch.device) -> None:
+    x, chosen = drawn(place, 9)
+    weights = made(place, "clamped", True)
+    sizes = (1, 4, 9)
+    tiles = [tile_for(rows, CHOSEN, EXPERTS) for rows in sizes]
+    assert len(set(tiles)) == len(sizes)
+    found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("has_dependent_launch", "has_much_shared"):
+        monkeypatch.setattr(mxfp4_cuda, name, lambda _: True)
+    monkeypatch.setattr(mxfp4_cuda.program, "available", lambda: True)
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_what_the_kernel_does_not_compute_is_refused() -> None:
+    cpu = torch.device("cpu")
+    (x, chosen), weights = drawn(cpu, 1), made(cpu, "silu", True)
+    assert takes(x, chosen, weights)
+    assert not takes(x.half(), chosen, weights)
+    assert not takes(x[:, :312], chosen, weights)
+    assert not takes(x.T.contiguous().T.expand(2, -1), chosen, weights)
+    assert not takes(torch.cat([x[0, :1], x[0]])[None, 1:], chosen, weights)  # 2 bytes further
+    assert not takes(x.new_empty(1, 1 << 17), chosen, weights)  # no row fits in shared memory
+    assert not takes(*drawn(cpu, 11), weights)  # more than four rows an expert
+    assert weights.down_bias is not None
+    rounded = replace(weights.down, input=Fp8Input())
+    for changed in (
+        replace(weights, weighs_input=True),
+        replace(weights, activation=Activation("gelu")),
+        replace(weights, down_bias=weights.down_bias.float()),
+        replace(weights, down=rounded),
+        replace(weights, gate_up=replace(weights.gate_up, first=Mxfp4Weight(x, x))),
+    ):
+        assert not takes(x, chosen, changed)
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_more_rows_than_few_are_refused_whatever_their_experts() -> None:
+    weights = made(torch.device("cpu"), "silu", False)
+    many = replace(weights.gate_up, tensors={"words": torch.empty(128)})  # experts
+    weights = replace(weights, gate_up=many)
+    for rows in (64, 65):
+        ids = torch.zeros(rows, CHOSEN, dtype=torch.int32)
+        x = torch.zeros(rows, HIDDEN).bfloat16()
+        assert takes(x, Chosen(ids, ids.float()), weights) == (rows == 64)
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("name", ["has_dependent_launch", "has_much_shared"])
+def test_device_that_does_not_run_the_kernel_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    (x, chosen), weights = drawn(cpu, 1), made(cpu, "silu", False)
+    assert takes(x, chosen, weights)
+    monkeypatch.setattr(mxfp4_cuda, name, lambda _: False)
+    assert not takes(x, chosen, weights)
+
+
+def test_few_rows_take_the_kernel_of_the_format(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (x, chosen), weights = drawn(place, 3), made(place, "silu", False)
+    monkeypatch.setattr(mxfp4_cuda, "takes", computes)
+    assert torch.equal(experts(x, chosen, weights), mxfp4_cuda.experts(x, chosen, weights))
+    monkeypatch.setattr(mxfp4_cuda, "experts", lambda *_: pytest.fail("refused, but taken"))
+    experts(x, chosen, replace(weights, weighs_input=True))
+    experts(x, chosen, weights, backend="torch")
+
+
+def test_tiles_follow_the_rows_of_an_expert() -> None:
+    """Of GPT-OSS-20B and 120B: 4 of 32 and of 128 experts."""
+    narrow, wide = RowsTile(1, 8, 6, 8), RowsTile(2, 8, 4, 4)
+    small = [tile_for(rows, 4, 32) for rows in (1, 8, 16, 17, 32, 33, 64)]
+    assert small == [RowsTile(2, 8, 4, 2), wide, wide, narrow, narrow, None, None]
+    assert tile_for(64, 4, 128) == wide
+
+
+def test_rows_that_are_held_fit_in_shared_memory() -> None:
+    tile = RowsTile(2, 8, 4, 4)
+    assert [tile.held_rows(rows, 4, 32, 2880) for rows in (1, 8, 16, 32)] == [1, 4, 4, 8]
+    held = tile.held_rows(32, 4, 32, 14336)
+    assert 1 <= held < 8
+    assert tile.shared_bytes(held, 14336, 32) <= MOST_SHARED
