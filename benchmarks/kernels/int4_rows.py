@@ -1,16 +1,20 @@
-"""Products with 4-bit weights for few rows on a GPU: the tiles of the CUDA kernel beside Triton's.
+"""Products with 4-bit weights on a GPU: tiles of the CUDA kernels checked, then timed in turns.
 
-    python benchmarks/kernels/int4_rows.py [--json FILE] [--seconds N]
+    python -m benchmarks.kernels.int4_rows [few] [wide] [--json FILE] [--seconds N]
 
-Each tile is first compared with a product in float64 of the same codes, and each row with itself
-alone, bit for bit. A time is that of a captured graph over copies of the weight that exceed the L2
-cache. Layers of an 8B and of a 1B, groups of 128.
+Each tile is compared with a product in float64 of the same codes, and its rows with those of the
+kernel for few rows that has its order of sums, bit for bit (of a tile that rounds weights, with
+its own among fewer rows). Then all tiles of a shape and a number of rows beside what is chosen,
+Triton, a dequantised weight and one of bfloat16: captured graphs over copies of the weight that
+exceed the L2 cache, replayed by turns; medians are told. Layers of an 8B, groups of 128. Both
+kinds take about a minute on an H200; what is chosen replaces its table if all shapes were timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -25,41 +29,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from quantised import copies_of, draw, expected, four_bits, graph_us
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import report
 
+from benchmarks.kernels.quantised import SHAPES, copies_of, draw, expected, four_bits
 from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
-from specengine.kernels.linear.int_linear_cuda import FewTile, ManyTile
+from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
+from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 from specengine.lab.environment import environment
 
-# Outputs and inputs.
-SHAPES = {
-    "8B qkv": (6144, 4096),
-    "8B o": (4096, 4096),
-    "8B gate_up": (28672, 4096),
-    "8B down": (4096, 14336),
-    "1B o": (2048, 2048),
-    "1B down": (2048, 8192),
-}
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
-# The order of a sum follows from the warps of the first, and from the ways of the second.
-FEW = [
-    *(
-        FewTile(sixteens, warps, slots)
-        for warps, (sixteens, slots) in product((8, 16), ((1, 4), (2, 2), (2, 3), (2, 4), (4, 2)))
-    ),
-    *(FewTile(2, warps, 2, ahead=True) for warps in (8, 16)),
+TURNS = 9
+# Outputs in sixteens, stages, and whether x is loaded ahead.
+FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True)]
+# Warps, most rows in eights, stages, and whether weights are rounded.
+WIDE = [
+    *((8, 8, 3), (8, 8, 4), (8, 16, 4), (16, 8, 4), (16, 8, 5)),
+    *((warps, 16, 4, True) for warps in (8, 16)),
 ]
-MANY = [
-    ManyTile(*outs, 8, blocks, 3) for outs, blocks in product(((2, 8), (2, 4), (1, 8)), (1, 4, 8))
-]
-FEWEST_OF_MANY = 8  # rows
+TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
 
 
-def tiled(x: Tensor, weight: IntWeight, tile: FewTile | ManyTile) -> Tensor:
+def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
+    """With the order of sums that the shape has."""
+    ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
+    found: dict[str, list[Tile]] = {
+        "few": [FewTile(n, ways, *rest, parts=parts) for n, *rest in FEW],
+        "wide": [WideTile(n, most, ways, parts, *rest) for n, most, *rest in WIDE],
+    }
+    return [tile for kind in kinds for tile in found[kind]]
+
+
+def tiled(x: Tensor, weight: IntWeight, tile: Tile) -> Tensor:
     return int_linear_cuda.int_linear(x, weight, None, tile)
 
 
@@ -67,58 +71,72 @@ def triton(x: Tensor, weight: IntWeight) -> Tensor:
     return int_linear_triton.int_linear(x, weight, None)
 
 
+def dequantise(x: Tensor, weight: IntWeight) -> Tensor:
+    return dequantise_triton.dequantise(weight, x.dtype)
+
+
 def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
     return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
 
 
-def chosen(x: Tensor, weight: IntWeight) -> Tensor:
-    return int_linear_cuda.int_linear(x, weight, None)
-
-
-def forms() -> dict[str, Call]:
-    cuda: dict[str, Call] = {str(tile): partial(tiled, tile=tile) for tile in (*FEW, *MANY)}
-    return {"Triton": triton, "dequantised": dequantised, "chosen": chosen, **cuda}
-
-
-def fits(name: str, rows: int) -> bool:
-    """Whether a form is timed with so many rows."""
-    if name == "dequantised":
-        return rows >= 64
-    return rows >= FEWEST_OF_MANY or not name.startswith("many")
-
-
-def compile_all(weights: Sequence[IntWeight]) -> None:
-    """On all cores, before anything is timed."""
-    with precompile():
-        for weight in weights:
-            for rows in ROWS:
-                for name, call in forms().items():
-                    if fits(name, rows):
-                        call(draw(rows, weight.shape[1]), weight)
-
-
-def check(weight: IntWeight) -> list[dict[str, Any]]:
-    """Largest error of each form beside the largest value, and whether a row alone is itself, and
-    of many rows what it is among few."""
-    found, most = [], max(ROWS)
-    x = draw(most, weight.shape[1])
-    truth = expected(x, weight)
-    for name, call in forms().items():
-        if name == "dequantised":
-            continue
-        for rows in (1, 7, 16, 37, most):
-            out = call(x[:rows], weight)
-            error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
-            alone = torch.stack([call(x[i : i + 1], weight)[0] for i in (0, rows - 1)])
-            same = torch.equal(alone, out[[0, rows - 1]])
-            if name.startswith("many"):
-                same = same and torch.equal(out, tiled(x[:rows], weight, FewTile(2, 8, 2)))
-            found.append({"form": name, "rows": rows, "error": error, "row alone equal": same})
+def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
+    """What is timed with so many rows."""
+    found: dict[str, Call] = {"chosen": int_linear}
+    if rows >= 16:
+        found["Triton"] = triton
+    if rows >= 64:
+        found |= {"dequantised": dequantised, "dequantising alone": dequantise}
+    for tile in tiles_of(kinds, shape):
+        few = isinstance(tile, FewTile) and rows <= 32
+        wide = isinstance(tile, WideTile) and rows >= (64 if tile.rounded else 8)
+        if few or wide:
+            found[str(tile)] = partial(tiled, tile=tile)
     return found
 
 
+def compile_all(kinds: Sequence[str], weight: IntWeight) -> None:
+    """On all cores, before anything is timed."""
+    with precompile():
+        for shape, rows in product(SHAPES, ROWS):
+            for call in forms(kinds, shape, rows).values():
+                call(draw(rows, weight.shape[1]), weight)
+
+
+def few_of(tile: Tile) -> FewTile:
+    """A tile for few rows that has the order of sums of another one."""
+    if isinstance(tile, FewTile):
+        return tile
+    return FewTile(2, tile.ways, 2, parts=tile.blocks)
+
+
+def check(kinds: Sequence[str], weight: IntWeight) -> list[dict[str, Any]]:
+    """Largest error of each tile beside the largest value, and in how many places its rows are not
+    what the kernel for few makes of them one by one."""
+    found, most = [], max(ROWS)
+    x = draw(most, weight.shape[1])
+    truth = expected(x, weight)
+    tiles = {tile for shape in SHAPES for tile in tiles_of(kinds, shape)}
+    for tile in sorted(tiles, key=str):
+        rounded = isinstance(tile, WideTile) and tile.rounded
+        alone = tiled(x[:64], weight, tile) if rounded else tiled(x[:16], weight, few_of(tile))
+        for rows in (64, most) if rounded else (1, 7, 16, 37, most):
+            out = tiled(x[:rows], weight, tile)
+            error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
+            found.append(
+                {"form": str(tile), "rows": rows, "error": error, "other bits": other(out, alone)}
+            )
+    return found
+
+
+def other(out: Tensor, alone: Tensor) -> int:
+    """In how many places their first rows differ."""
+    rows = min(len(out), len(alone))
+    return int((out[:rows] != alone[:rows]).sum())
+
+
 def check_kinds() -> list[dict[str, Any]]:
-    """Other types and groups with the tiles that are chosen: the largest errors."""
+    """Other types and groups with the tiles that are chosen: the largest errors, and in how many
+    places the first rows of 40 are not those of 9."""
     found = []
     for dtype, group, scale_type, has_zero in product(
         (torch.bfloat16, torch.float16), (32, 64, 128), (torch.float16, torch.float32), (0, 1, 2)
@@ -129,71 +147,126 @@ def check_kinds() -> list[dict[str, Any]]:
         weight = IntWeight.pack(codes, scale, zeros[has_zero], 4)
         x = draw(40, 1152).to(dtype)
         truth = expected(x, weight)
+        alone = int_linear(x[:9], weight, backend="cuda")
         for rows in (1, 9, 40):
-            out = int_linear_cuda.int_linear(x[:rows], weight, None)
+            out = int_linear(x[:rows], weight, backend="cuda")
             error = float((out.double() - truth[:rows]).abs().max() / truth.abs().max())
             name = f"{dtype} {group} {scale_type} {has_zero}"
-            found.append({"form": name, "rows": rows, "error": error, "row alone equal": True})
-    return found
-
-
-def time_shape(shape: str, until: float) -> list[dict[str, Any]]:
-    weight = draw(*SHAPES[shape], SHAPES[shape][1] ** -0.5)
-    held = copies_of(lambda one: four_bits(one, True), weight, 4.19)
-    read = held[0].num_bytes
-    found: list[dict[str, Any]] = []
-    for rows in ROWS:
-        x = draw(rows, weight.shape[1])
-        for name, call in forms().items():
-            if time.monotonic() > until:
-                return found
-            if not fits(name, rows):
-                continue
-            us = graph_us(partial(call, x), held)
             found.append(
-                {"shape": shape, "form": name, "rows": rows, "us": us, "TB/s": read / us / 1e6}
+                {"form": name, "rows": rows, "error": error, "other bits": other(out, alone)}
             )
     return found
 
 
+def captured(call: Callable[[Any], Tensor], held: Sequence[Any]) -> Any:
+    call(held[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in held:
+            call(weight)
+    return graph
+
+
+def in_turns(graphs: dict[str, Any], count: int) -> dict[str, list[float]]:
+    """Microseconds a call of each replay."""
+    events = defaultdict(list)
+    for turn in range(TURNS + 1):
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            if turn:
+                events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {
+        name: [start.elapsed_time(end) * 1000 / count for start, end in all_]
+        for name, all_ in events.items()
+    }
+
+
+def time_shape(
+    kinds: Sequence[str], shape: str, wrong: set[str], until: float
+) -> list[dict[str, Any]]:
+    weight = draw(*SHAPES[shape], SHAPES[shape][1] ** -0.5)
+    held = copies_of(lambda one: four_bits(one, True), weight, 4.19)
+    dense: list[Any] = [dequantise_triton.dequantise(one, torch.bfloat16) for one in held]
+    found: list[dict[str, Any]] = []
+    for rows in ROWS:
+        if time.monotonic() > until:
+            print(f"{shape}: no time for {rows} rows")
+            break
+        x = draw(rows, weight.shape[1])
+        graphs = {
+            name: captured(partial(call, x), held)
+            for name, call in forms(kinds, shape, rows).items()
+            if name not in wrong
+        }
+        graphs["bfloat16"] = captured(partial(F.linear, x), dense)
+        for name, all_ in in_turns(graphs, len(held)).items():
+            us = statistics.median(all_)
+            read = held[0].num_bytes / us / 1e6
+            found.append({"shape": shape, "form": name, "rows": rows, "us": us, "TB/s": read})
+    return found
+
+
 def print_shape(shape: str, found: Sequence[dict[str, Any]]) -> None:
-    print(f"\n{shape} {list(SHAPES[shape])}, us a product (TB/s of weights)")
-    print(f"{'form':>34}" + "".join(f"{rows:>14}" for rows in ROWS))
-    for name in forms():
+    print(f"\n{shape} {list(SHAPES[shape])}, us a product (TB/s of 4-bit weights)")
+    print(f"{'form':>52}" + "".join(f"{rows:>14}" for rows in ROWS))
+    for name in dict.fromkeys(one["form"] for one in found):
         timed = {one["rows"]: one for one in found if one["form"] == name}
         cells = (
             f"{timed[rows]['us']:.1f} ({timed[rows]['TB/s']:.2f})" if rows in timed else ""
             for rows in ROWS
         )
-        print(f"{name:>34}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+        print(f"{name:>52}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+
+
+def table(figures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is chosen beside the others, a row a layer and a number of rows."""
+    us = {(one["shape"], one["rows"], one["form"]): one for one in figures}
+    found = []
+    for (shape, (outs, columns)), rows in product(SHAPES.items(), ROWS):
+        chosen = us[shape, rows, "chosen"]
+        row = {"layer": f"{shape} {columns} -> {outs}", "rows": rows, "chosen": chosen["us"]}
+        row["TB/s"] = chosen["TB/s"]
+        for form in ("Triton", "dequantised", "bfloat16"):
+            row[form] = us.get((shape, rows, form), {}).get("us")
+        found.append(row)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    kinds = ("few", "wide")
+    parser.add_argument("kinds", nargs="*", default=list(kinds), help="few, wide; both")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--seconds", type=float, default=600.0, help="stop timing after so many")
     args = parser.parse_args()
+    if unknown := set(args.kinds) - set(kinds):
+        parser.error(f"no kind of tile: {', '.join(sorted(unknown))}; there are few and wide")
     until = time.monotonic() + args.seconds
     torch.manual_seed(0)
-    made = four_bits(draw(*SHAPES["8B o"], SHAPES["8B o"][1] ** -0.5), True)
+    made = four_bits(draw(*SHAPES["o"], SHAPES["o"][1] ** -0.5), True)
     assert made.zero is not None
     made = replace(made, zero=torch.randint_like(made.zero, 17))
-    compile_all([made])
+    compile_all(args.kinds, made)
     print(f"compiled; {until - time.monotonic():.0f} s left", flush=True)
-    checks = check(made) + check_kinds()
-    wrong = defaultdict(list)
+    checks = check(args.kinds, made) + check_kinds()
     for one in checks:
-        if one["error"] > 0.01 or not one["row alone equal"]:
-            wrong[one["form"]].append((one["rows"], one["error"], one["row alone equal"]))
-    print("wrong:", dict(wrong) or "none")
+        if one["other bits"] or not one["error"] < 0.01:
+            print(one)
     print("largest error", max(one["error"] for one in checks), flush=True)
+    wrong = {one["form"] for one in checks if not one["error"] < 0.01}
     figures = []
     for shape in SHAPES:
-        figures += (found := time_shape(shape, until))
+        figures += (found := time_shape(args.kinds, shape, wrong, until))
         print_shape(shape, found)
     if args.json is not None:
         facts = {"environment": environment(), "checks": checks, "figures": figures}
         args.json.write_text(json.dumps(facts, indent=1))
+    if figures and figures[-1]["shape"] == list(SHAPES)[-1] and figures[-1]["rows"] == ROWS[-1]:
+        print(report.write("kernels", "int4-rows", TITLE, table(figures)))
 
 
 if __name__ == "__main__":

@@ -92,6 +92,17 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
   return v;
 }
 
+// a b + c of two pairs, each rounded once.
+__device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+  u32 v;
+#if TYPE == 0
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+#else
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+#endif
+  return v;
+}
+
 // v & mask | bits, at once.
 __device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
   u32 r;
@@ -102,6 +113,9 @@ __device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
 // (low of a, low of b), and (high of a, high of b).
 __device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
+// The low byte, and the one behind it 16 bits further.
+__device__ __forceinline__ u32 apart(u32 bytes) { return __byte_perm(bytes, 0, 0x4140); }
 
 // Differences of two pairs, each rounded once.
 __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
@@ -298,6 +312,16 @@ __device__ __forceinline__ float load_float_of_block(const float* at, int block)
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float4 load_four_of_block(const float* at, int block) {
+  u32 there;
+  float4 v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
   return v;
 }
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.kernels.linear.quantised import INT4_CHUNK, Fp8Weight, IntWeight
 
 _BLOCK = 512  # columns of a program
 
@@ -65,6 +65,52 @@ def _int_kernel(
     tl.store(out_ptr + row * columns + cols, weight.to(out_ptr.dtype.element_ty), mask)
 
 
+@triton.jit
+def _four_columns(words, zero, scale, SHIFT: tl.constexpr):
+    """Of 4 bytes of codes the low halves (SHIFT 0) or the high ones (4). words: int32 [A, B]; zero,
+    scale: float32 [A] -> float32 [A, 4 B]. A code is put into the mantissa of 2 ** 23: no
+    conversion of integers, of which a multiprocessor makes few."""
+    first = _minus(words >> SHIFT, zero, scale)
+    second = _minus(words >> (SHIFT + 8), zero, scale)
+    third = _minus(words >> (SHIFT + 16), zero, scale)
+    fourth = _minus(words >> (SHIFT + 24), zero, scale)
+    joined = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(joined, (words.shape[0], 4 * words.shape[1]))
+
+
+@triton.jit
+def _minus(words, zero, scale):
+    code = ((words & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    return (code - zero[:, None]) * scale[:, None]
+
+
+@triton.jit
+def _int4_kernel(
+    words_ptr,
+    scale_ptr,
+    zero_ptr,
+    out_ptr,
+    chunks,  # of 32 columns, of a row
+    GROUP: tl.constexpr,  # chunks
+    HAS_ZERO: tl.constexpr,
+    BLOCK: tl.constexpr,  # chunks
+):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = chunk < chunks
+    place = row * (chunks // GROUP) + chunk // GROUP
+    scale = tl.load(scale_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    zero = tl.full((BLOCK,), 8.0, tl.float32)
+    if HAS_ZERO:
+        zero = tl.load(zero_ptr + place, mask=mask, other=0).to(tl.float32)
+    word = (row * chunks + chunk)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    words = tl.load(words_ptr + word, mask=mask[:, None], other=0)
+    to = out_ptr + (row * chunks + chunk)[:, None] * 32 + tl.arange(0, 16)[None, :]
+    wide: tl.constexpr = out_ptr.dtype.element_ty
+    tl.store(to, _four_columns(words, zero, scale, 0).to(wide), mask=mask[:, None])
+    tl.store(to + 16, _four_columns(words, zero, scale, 4).to(wide), mask=mask[:, None])
+
+
 def dequantise(weight: Fp8Weight | IntWeight, dtype: torch.dtype) -> Tensor:
     """[N, K], columns in the order of the codes."""
     rows, columns = weight.shape
@@ -76,6 +122,19 @@ def dequantise(weight: Fp8Weight | IntWeight, dtype: torch.dtype) -> Tensor:
         _fp8_kernel[grid](*given, BLOCK=_BLOCK)
         return out
     zero = weight.codes if weight.zero is None else weight.zero
+    if weight.bits == 4 and weight.group % INT4_CHUNK == 0:
+        chunks, block = columns // INT4_CHUNK, 128
+        _int4_kernel[rows, triton.cdiv(chunks, block)](
+            weight.codes.view(torch.int32),
+            weight.scale,
+            zero,
+            out,
+            chunks,
+            GROUP=weight.group // INT4_CHUNK,
+            HAS_ZERO=weight.zero is not None,
+            BLOCK=block,
+        )
+        return out
     _int_kernel[grid](
         weight.codes,
         weight.scale,

@@ -19,8 +19,8 @@ def int_linear(
     """``x @ w.T + bias`` with w as `weight` states it.
 
     x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
-    to MAX_ROWS rows are multiplied in CUDA C++ (Hopper, 4 bits, half precision) or in Triton, more
-    with a weight that is dequantised for it.
+    to MAX_ROWS rows are multiplied in CUDA C++ (Hopper, 4 bits, half precision; up to 256 rows of
+    many outputs) or in Triton, more with a weight that is dequantised for it.
     """
     if not len(x):  # of an idle rank: the weight is not looked at
         return x.new_empty(0, weight.shape[0])
@@ -38,9 +38,10 @@ def int_linear(
 
 
 def _takes_cuda(x: Tensor, weight: IntWeight) -> bool:
-    """Hopper, with CUDA C++, what its kernels compute, and rows for which they are the faster."""
-    rows = len(x)
-    if rows > MAX_ROWS or not has_dependent_launch(x) or not program.available():
-        return False
-    is_faster = rows <= int_linear_cuda.FEW_ROWS or int_linear_cuda.takes_many(weight)
-    return is_faster and int_linear_cuda.takes(x, weight)
+    """Hopper, with CUDA C++, rows for which its kernels are the faster, and what they compute."""
+    return (
+        has_dependent_launch(x)
+        and program.available()
+        and int_linear_cuda.is_faster(x, weight)
+        and int_linear_cuda.takes(x, weight)
+    )

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import int_linear_cuda
+from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
 from specengine.kernels.linear.int_linear import int_linear
-from specengine.kernels.linear.int_linear_cuda import FewTile, ManyTile, takes
+from specengine.kernels.linear.int_linear_cuda import is_faster, takes, takes_wide, tile_for
 from specengine.kernels.linear.quantised import IntWeight
 from tests.kernels.cuda_places import PLACES, placed
 from tests.kernels.half_precision import close
@@ -20,6 +21,12 @@ from tests.kernels.half_precision import close
 @pytest.fixture(autouse=True, params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return placed(request, monkeypatch, int_linear_cuda)
+
+
+@pytest.fixture(params=[False, True], ids=["warps alone", "warpgroups"])
+def warpgroups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: request.param)
+    return bool(request.param)
 
 
 def draw(place: torch.device, *shape: int) -> Tensor:
@@ -73,7 +80,12 @@ def test_few_rows_equal_the_reference(
     [(20, 128, "whole", torch.float16), (70, 256, "none", torch.float32)],
 )
 def test_dozens_of_rows_equal_the_reference(
-    rows: int, group: int, zero: str, scale_type: torch.dtype, place: torch.device
+    rows: int,
+    group: int,
+    zero: str,
+    scale_type: torch.dtype,
+    place: torch.device,
+    warpgroups: bool,
 ) -> None:
     weight = weight_of(place, 136, 1280, group, zero, scale_type)
     compare(draw(place, rows, 1280), weight, draw(place, 136))
@@ -99,39 +111,148 @@ def test_columns_in_another_order_equal_the_reference(place: torch.device) -> No
         FewTile(1, 8, 2),
         FewTile(4, 8, 3),
         FewTile(2, 8, 2, ahead=True),
-        *(ManyTile(2, 4, 8, blocks, 3) for blocks in (1, 2, 4, 8)),
+        WideTile(4, 4, 8, 1, 4),
     ],
     ids=str,
 )
-def test_every_tile_gives_the_same_bits(tile: FewTile | ManyTile, place: torch.device) -> None:
+def test_every_tile_gives_the_same_bits(tile: Tile, place: torch.device) -> None:
     x, weight = draw(place, 40, 1408), weight_of(place, 140, 1408, 128, "whole")
     expected = int_linear_cuda.int_linear(x, weight, None, FewTile(2, 8, 4))
     assert torch.equal(int_linear_cuda.int_linear(x, weight, None, tile), expected)
 
 
-def test_weights_share_their_depth_alike_for_all_rows(place: torch.device) -> None:
-    """Of layers of an 8B, a 1B and a 135M: the ways decide the order of the sums."""
-    for shape in (
-        (6144, 4096),
-        (4096, 4096),
-        (28672, 4096),
-        (4096, 14336),
-        (2048, 2048),
+@pytest.mark.parametrize(
+    ("tile", "rows"),
+    [
+        (WideTile(4, 8, 8, 2, 4), 70),
+        (WideTile(8, 4, 8, 4, 3), 5),
+        (WideTile(12, 4, 8, 8, 5), 21),
+    ],
+    ids=str,
+)
+def test_blocks_of_a_cluster_have_the_bits_of_parts_of_warps(
+    tile: WideTile, rows: int, place: torch.device
+) -> None:
+    x, weight = draw(place, rows, 1408), weight_of(place, 140, 1408, 128, "whole")
+    bias = draw(place, 140)
+    expected = int_linear_cuda.int_linear(x, weight, bias, FewTile(2, 8, 4, parts=tile.blocks))
+    close(expected, int_linear(x, weight, bias, backend="torch"))
+    assert torch.equal(int_linear_cuda.int_linear(x, weight, bias, tile), expected)
+
+
+@pytest.mark.parametrize("scale_type", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tile", [WideTile(4, 16, 8, 1, 3, True), WideTile(8, 4, 8, 4, 4, True)])
+def test_rounded_weights_are_the_dequantised_ones(
+    tile: WideTile, scale_type: torch.dtype, place: torch.device
+) -> None:
+    """Each bit: rows of x that choose a column each show the weight."""
+    weight = weight_of(place, 140, 1152, 128, "whole", scale_type)
+    columns = torch.randperm(1152, device=place)[:70]
+    x = torch.zeros(70, 1152, device=place).bfloat16()
+    x[torch.arange(70, device=place), columns] = 1
+    expected = weight.dequantised().bfloat16()[:, columns].T
+    assert torch.equal(int_linear_cuda.int_linear(x, weight, None, tile), expected)
+    x = draw(place, 70, 1152)
+    whole = x.float() @ weight.dequantised().bfloat16().float().T
+    close(int_linear_cuda.int_linear(x, weight, None, tile), whole.bfloat16())
+
+
+def empty_weight(outs: int, columns: int) -> IntWeight:
+    scale = torch.empty(outs, columns // 128, dtype=torch.float16)
+    codes = torch.empty(outs, columns // 2, dtype=torch.uint8)
+    return IntWeight(codes, scale, None, 4, 128)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),  # an 8B
+        *((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192)),  # a 1B
+        *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),  # a 70B
         (576, 640),
-    ):
-        weight = IntWeight(torch.empty(shape[0], shape[1] // 2), torch.empty(shape), None, 4, 128)
-        found = [int_linear_cuda.tile_for(weight, rows) for rows in (1, 8, 9, 16, 17, 33, 128)]
-        ways = {tile.warps if isinstance(tile, FewTile) else tile.ways for tile in found}
-        assert ways == {int_linear_cuda.ways_of(*shape)}
-        for tile, rows in zip(found, (1, 8, 9, 16, 17, 33, 128), strict=True):
-            assert tile.shared_bytes(weight, tile.eights_of(rows)) <= MOST_SHARED
+    ],
+    ids=str,
+)
+def test_order_of_a_sum_depends_on_the_weight_alone(
+    shape: tuple[int, int], place: torch.device, warpgroups: bool
+) -> None:
+    weight = empty_weight(*shape)
+    for rows in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128):
+        tile = tile_for(torch.empty(rows, 1).bfloat16(), weight)
+        assert tile.shared_bytes(weight, tile.eights_of(rows)) <= MOST_SHARED
+        if isinstance(tile, FewTile):
+            found = tile.warps, tile.parts
+        else:
+            assert not tile.rounded
+            found = tile.ways, tile.blocks
+        assert found == (ways_of(*shape), parts_of(*shape))
+        is_many = rows > (32 if shape == (4096, 14336) else 16)
+        assert isinstance(tile, WideTile) == (warpgroups and is_many and shape != (576, 640))
 
 
-def test_a_row_keeps_its_bits_whatever_stands_beside_it(place: torch.device) -> None:
+def test_deepest_weights_that_take_32_rows_of_the_kernel_for_few_fit_in_shared_memory(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: True)
+    plain = empty_weight(3584, 32768)
+    scale = plain.scale.float()
+    weight = replace(plain, scale=scale, zero=scale.to(torch.uint8))
+    tile = tile_for(torch.empty(32, 1).bfloat16(), weight)
+    assert isinstance(tile, FewTile)
+    assert tile.shared_bytes(weight, tile.eights_of(32)) <= MOST_SHARED
+    deeper = tile_for(torch.empty(32, 1).bfloat16(), empty_weight(3584, 32896))
+    assert isinstance(deeper, WideTile)
+
+
+def test_more_than_128_rows_take_rounded_weights_of_many_outputs_alone(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: True)
+    many, few = empty_weight(28672, 4096), empty_weight(6144, 4096)
+    x = torch.empty(256, 1).bfloat16()
+    tile = tile_for(x, many)
+    assert isinstance(tile, WideTile)
+    assert tile.rounded
+    assert tile.shared_bytes(many, tile.eights_of(256)) <= MOST_SHARED
+    assert is_faster(x, many)
+    assert not is_faster(torch.empty(257, 1).bfloat16(), many)
+    assert is_faster(x[:128], few)
+    assert not is_faster(x[:129], few)
+    assert not is_faster(x, replace(many, scale=many.scale.float()))
+    assert not is_faster(x.half(), replace(many, scale=many.scale.bfloat16()))
+
+
+def test_a_row_keeps_its_bits_whatever_stands_beside_it(
+    place: torch.device, warpgroups: bool
+) -> None:
     x, weight = draw(place, 66, 1152), weight_of(place, 72, 1152, 128, "whole")
     whole = int_linear(x, weight, None, backend="cuda")
-    for rows in (1, 9, 33):
+    for rows in (1, 9, 16, 17, 33):
         assert torch.equal(int_linear(x[:rows], weight, None, backend="cuda"), whole[:rows])
+
+
+def test_what_the_kernel_for_dozens_does_not_compute_is_refused(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: True)
+    x, weight = torch.empty(17, 2048).bfloat16(), empty_weight(4096, 2048)
+    assert takes_wide(x, weight)
+    scales = weight.scale
+    refused = [
+        replace(weight, group=64, scale=scales.repeat(1, 2)),
+        replace(weight, group=192),
+        replace(weight, zero=scales.float()),
+        replace(weight, codes=weight.codes[:4095], scale=scales[:4095]),
+        empty_weight(4096, 7 * 128),
+    ]
+    for one in refused:
+        assert not takes_wide(x, one)
+        assert is_faster(x[:16], one)
+        assert not is_faster(x, one)
+        assert isinstance(tile_for(x, one), FewTile)
+    monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: False)
+    assert not takes_wide(x, weight)
+    assert not is_faster(x, weight)
 
 
 def test_what_the_kernels_do_not_compute_is_refused(place: torch.device) -> None:

@@ -173,10 +173,18 @@ def test_whole_weights_are_dequantised(device: torch.device) -> None:
         weight = fp8_weight(fp8, device)
         found = dequantise_triton.dequantise(weight, torch.float32)
         torch.testing.assert_close(found, weight.dequantised())
-    for bits, zero in ((4, "none"), (4, "broken"), (8, "whole")):
+    for bits, zero in ((4, "none"), (4, "whole"), (4, "broken"), (8, "whole")):
         four = int_weight(bits, zero, device)
         found = dequantise_triton.dequantise(four, torch.float32)
         torch.testing.assert_close(found, four.dequantised())
+
+
+def test_rows_of_several_programs_are_dequantised(device: torch.device) -> None:
+    codes = torch.randint(0, 16, (3, 4224), dtype=torch.uint8, device=device)
+    scale = draw(3, 33).to(device, torch.float16)
+    weight = IntWeight.pack(codes, scale, None, 4)
+    found = dequantise_triton.dequantise(weight, torch.float16)
+    assert torch.equal(found, weight.dequantised().to(torch.float16))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -31,6 +31,11 @@ inline u32 pack(float low, float high) { return narrowed(low) | narrowed(high) <
 inline u32 multiply_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) * widen((u16)b), widen((u16)(a >> 16)) * widen((u16)(b >> 16)));
 }
+inline u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+  return pack(fmaf(widen((u16)a), widen((u16)b), widen((u16)c)),
+              fmaf(widen((u16)(a >> 16)), widen((u16)(b >> 16)), widen((u16)(c >> 16))));
+}
+inline u32 apart(u32 bytes) { return bytes & 0xff | (bytes & 0xff00) << 8; }
 inline u32 masked_or(u32 v, u32 mask, u32 bits) { return v & mask | bits; }
 inline u32 low_halves(u32 a, u32 b) { return a & 0xffff | b << 16; }
 inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
@@ -191,5 +196,10 @@ inline float load_float_of_block(const float* at, int block) {
   float v;
   memcpy(&v, shared_of(index) + ((unsigned char*)at - shared_memory), 4);
   return v;
+}
+inline float4 load_four_of_block(const float* at, int block) {
+  if ((unsigned long)at % 16) abort();
+  return {load_float_of_block(at, block), load_float_of_block(at + 1, block),
+          load_float_of_block(at + 2, block), load_float_of_block(at + 3, block)};
 }
 #endif

@@ -1,0 +1,89 @@
+// Products of four warps together of half precision, whose left operand stands in registers and whose
+// right one in shared memory (wgmma, PTX ISA). The tests replace this file by one for the CPU
+// (tests/kernels/emulator).
+//
+// Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 8 columns: 1, 2, 4, 8 or 16).
+//
+// A product reads its registers until it has been waited for, and ptxas before CUDA 13.3 gives those of
+// its left operand to what comes before the wait (triton-lang/triton, issue 9433): keep() them behind it.
+
+#include "warpgroup.cuh"
+
+#if TYPE == 0
+#define VALUES "bf16"
+#else
+#define VALUES "f16"
+#endif
+
+#define FOUR(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
+
+#if MT == 1
+#define PRODUCT \
+  "wgmma.mma_async.sync.aligned.m64n8k16.f32." VALUES "." VALUES " {" \
+  "%0,%1,%2,%3" \
+  "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;"
+#define FLAG "%9"
+#define SUMS_OF(c) FOUR(c, 0)
+#elif MT == 2
+#define PRODUCT \
+  "wgmma.mma_async.sync.aligned.m64n16k16.f32." VALUES "." VALUES " {" \
+  "%0,%1,%2,%3,%4,%5,%6,%7" \
+  "}, {%8,%9,%10,%11}, %12, p, 1, 1, 0;"
+#define FLAG "%13"
+#define SUMS_OF(c) FOUR(c, 0), FOUR(c, 4)
+#elif MT == 4
+#define PRODUCT \
+  "wgmma.mma_async.sync.aligned.m64n32k16.f32." VALUES "." VALUES " {" \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" \
+  "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;"
+#define FLAG "%21"
+#define SUMS_OF(c) SIXTEEN(c, 0)
+#elif MT == 8
+#define PRODUCT \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32." VALUES "." VALUES " {" \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31" \
+  "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;"
+#define FLAG "%37"
+#define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16)
+#elif MT == 16
+#define PRODUCT \
+  "wgmma.mma_async.sync.aligned.m64n128k16.f32." VALUES "." VALUES " {" \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63" \
+  "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;"
+#define FLAG "%69"
+#define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)
+#endif
+
+// That of the columns so many bytes behind, of the same 64.
+__device__ __forceinline__ u64 behind(u64 matrix, int bytes) { return matrix + bytes / 16; }
+
+// c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 MT, 16]. Of a and c a warp has 16 rows, in
+// fragments as those of multiply(); c of MT of them.
+__device__ __forceinline__ void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " FLAG ", 0;\n" PRODUCT "\n}"
+               : SUMS_OF(c)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+// The products that were asked for are on their way.
+__device__ __forceinline__ void end_of_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Until those have ended.
+__device__ __forceinline__ void wait_for_all_products() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void keep(const u32 (&a)[4]) {
+  asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
+__device__ __forceinline__ void keep(float (&c)[4 * MT]) {
+#pragma unroll
+  for (int i = 0; i < 4 * MT; i++) asm volatile("" : "+f"(c[i]) :: "memory");
+}
