@@ -68,7 +68,7 @@ def _begin_kernel(
     stride_target, stride_request, stride_node, IS_CHAIN: tl.constexpr, IS_WHOLE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Mass of each draft row without the tokens of earlier siblings, and who follows whom; of
+    """Mass of each draft row without the tokens of earlier siblings, and which follows which; of
     chains the chances as well."""
     row, splits = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     request = row // num_nodes

@@ -39,7 +39,7 @@ def _walk_kernel(
     HAS_NUMBERS: tl.constexpr, ACCEPT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Where the path ends, who the children there are, and the mass of the target beside them. All
+    """Where the path ends, which children are there, and the mass of the target beside them. All
     programs of a request walk alike."""
     request, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     splits = tl.num_programs(1)

@@ -6,11 +6,11 @@
 // (a block an expert, else a slot), BIAS, CLAMPED.
 //
 // A tile is 16 NT rows of one expert's weight (of the first product 8 NT of gate and as many of up),
-// multiplied by the expert's slots, `held` of them at once, at most ROWS. Chunks go through a ring in shared memory that each warp has for
-// itself, from one tile to the next.
+// multiplied by the expert's slots, `held` of them at once, at most ROWS. Chunks go through a ring in
+// shared memory that each warp has for itself, from one tile to the next.
 //
 // The second product finds its slots, and fetches weights, before the first one has ended
-// (griddepcontrol): who chose stands before that, and is complete.
+// (griddepcontrol): the kernel that chose experts stands before that one, and is complete.
 
 #define TYPE 0
 #include "ptx.cuh"

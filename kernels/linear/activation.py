@@ -30,8 +30,8 @@ def act_and_mul(
     """For each row [gate | up]: ``out[i] = act(gate[i]) * up[i]``, act rounded to x's dtype.
 
     x: [T, 2I], rows contiguous -> [T, I]. activation: a key of ACTIVATIONS. Any device; Triton on
-    CUDA, for silu also C for few rows on a CPU. into: the form that who reads the rows rounds them
-    to; where Triton's kernel can, it does so here (rounded.py).
+    CUDA, for silu also C for few rows on a CPU. into: the form to which the rows' reader rounds
+    them; where Triton's kernel can, it does so here (rounded.py).
     """
     rounds = can_round(into, x.shape[-1] // 2)
     if rounds and activation in _TRITON and use_triton(backend, x):

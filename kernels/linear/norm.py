@@ -30,7 +30,7 @@ def rms_norm(
 
     x: [..., H], the last dimension contiguous, at most three dimensions; weight: [H] of x's dtype,
     as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
-    shape. Any device; Triton on CUDA. into: the form that who reads the rows [T, H] rounds them to;
+    shape. Any device; Triton on CUDA. into: the form to which the rows' reader rounds them, [T, H];
     where Triton's kernel can, it does so here (rounded.py).
     """
     if x.dim() == 2 and _rounds(x, into, backend):
