@@ -63,8 +63,8 @@ def case_rows(model: str, folder: str, case: str, repeats: int) -> Iterator[dict
     llm = LLM(model, spec, load_format="dummy")
     pipeline = llm.engine.pipeline
     assert pipeline is not None, "without a GPU there are no rounds in graphs"
-    assert pipeline.chooser is not None
-    depths, dice = pipeline.chooser, random.Random(7)
+    assert pipeline.depths.chooser is not None
+    depths, dice = pipeline.depths.chooser, random.Random(7)
     prompts = [[dice.randrange(30000) for _ in range(int(prompt))] for _ in range(int(requests))]
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     llm.generate(prompts, params, progress=False)

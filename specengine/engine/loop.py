@@ -270,8 +270,8 @@ class Engine:
         return None if self.pipeline is None else self.pipeline.executor
 
     def choosers(self) -> Iterator[AdaptiveSteps]:
-        if self.pipeline is not None and self.pipeline.chooser is not None:
-            yield self.pipeline.chooser
+        if self.pipeline is not None and self.pipeline.depths.chooser is not None:
+            yield self.pipeline.depths.chooser
         if self.parts.adaptive is not None:
             yield self.parts.adaptive.chooser
 

@@ -12,10 +12,6 @@ from specengine.core.drafter import Drafter
 from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
-from specengine.core.spec_stats import DepthChoice, DraftShape
-from specengine.engine.adaptive.acceptance import RoundObservation
-from specengine.engine.adaptive.agree import agreed
-from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.background_capture import BackgroundCapture
 from specengine.engine.draft_depth import depths_within, draft_within_limits
@@ -23,10 +19,8 @@ from specengine.engine.launched import Launched, RoundResult
 from specengine.engine.lookup_prefetch import IndexAhead, LookupPrefetch
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound, RoundPlan
+from specengine.engine.round_depths import RoundDepths
 from specengine.scheduler.scheduler import Scheduler
-
-_CONTEXT_EVERY = 16  # rounds, before one of which the requests' context lengths are looked at
-_PAUSED_EVERY = 8  # rounds of a paused drafter, one of which is learned from
 
 
 class RoundPipeline:
@@ -50,25 +44,18 @@ class RoundPipeline:
         overlaps: bool,
         link: Link | None = None,
     ) -> None:
-        """drafter: of the whole engine. chooser: chooses how deep to draft; None drafts as deep as
-        there are rounds. overlaps: whether rounds follow each other at all. link: to other ranks,
-        where rank 0 chooses."""
+        """drafter: of the whole engine. chooser, link: of RoundDepths. overlaps: whether rounds
+        follow each other at all."""
         self.executor = executor
         self.drafter = drafter
         self.scheduler = scheduler
-        self.chooser = chooser
         self.overlaps = overlaps
         self.link = link or NoLink()
+        self.depths = RoundDepths(chooser, executor.steps[-1], executor.may_pause, self.link)
         self.launched: Launched | None = None
         self.is_disturbed: Callable[[], bool] = lambda: False  # by prompts that run beside rounds
         self.background_capture = BackgroundCapture(executor, drafter)
-        self.pause = DrafterPause() if chooser is not None and executor.may_pause else None
-        self._deepest = DepthChoice(executor.steps[-1], "as deep as there are graphs", None)
-        self._num_choices = 0
-        self._num_paused = 0
-        self._chosen: DepthChoice | None = None  # for the next round, which could not follow
         self._collected: float | None = None  # when the last round was, if nothing has run since
-        self._last: tuple[int, DraftShape] | None = None  # the last collected round's batch size
         # What drafts from text: the drafter itself, or the other half of a hybrid.
         self._lookup = drafter if drafter.drafts_on == "lookup" else drafter.lookup
         self._beside_model = drafter.lookup is not None
@@ -87,7 +74,7 @@ class RoundPipeline:
     def launch(self, batch: ScheduleBatch) -> None:
         """Launch a round of a batch. No round is in flight; `executor.can_run` was True for it."""
         started = perf_counter() if self._collected is None else self._collected
-        choice, paused = self._choose(batch.reqs)
+        choice, paused = self.depths.choose(batch.reqs)
         depth, drafting = choice.num_steps, 0.0
         plan = RoundPlan(depths_within(batch.reqs, depth), paused, choice.num_nodes)
         if self._lookup is not None and depth:
@@ -100,7 +87,8 @@ class RoundPipeline:
             in_flight = self.executor.launch(batch.reqs, plan)
         if self.executor.counters["captures"] != captures:
             # The time of a capture is no round's.
-            started, drafting, self._last = perf_counter(), 0.0, None
+            started, drafting = perf_counter(), 0.0
+            self.depths.forget_last()
         self.launched = Launched(in_flight, choice, paused, False, started, drafting)
 
     def prepare(self, is_wanted: Callable[[], bool]) -> bool:
@@ -113,7 +101,8 @@ class RoundPipeline:
         """Something else runs: the time until the next launch is no round's. prefill: the drafter
         reads prompts in it, and observes what runs along; None: a round on the host, which it
         observes."""
-        self._collected = self._chosen = None  # it was chosen for the requests that ran
+        self._collected = None
+        self.depths.keep(None)  # it was chosen for the requests that ran
         self.executor.host_view.forget()
         if prefill is not None:
             self.executor.begin(prefill.prompt_reqs)
@@ -126,14 +115,14 @@ class RoundPipeline:
         done = self.launched
         assert done is not None
         in_flight = done.in_flight
-        depth, learns = done.choice.num_steps, self._learns_from(done)
+        depth, learns = done.choice.num_steps, self.depths.learns_from(done)
         with self._all_or_nothing():
             self.launched = self._follow(done) if self.overlaps else None
             if self._index is not None and not depth:
                 self._index.advance(in_flight.reqs, lambda: self._is_done(in_flight))
             useful = self._useful_levels(in_flight) if depth else in_flight.plan.levels
             if learns and not self.is_disturbed():
-                self._learn_host(done)
+                self.depths.learn_host(done, self.launched, self._collected)
             result = self.executor.collect(in_flight)
         self._collected = self.executor.collected_at
         if self.launched is not None:
@@ -141,60 +130,20 @@ class RoundPipeline:
         elif self._prefetch is not None:
             with self._all_or_nothing():
                 self.launched = self._follow_collected(self._prefetch, in_flight, result.tokens)
-        self._last = len(in_flight.reqs), done.choice.shape
-        if self.chooser is not None:
-            result.depth = done.choice
-            if learns:
-                self._learn(self.chooser, done, result)
+        self.depths.collected(done, result)
+        if learns:
+            self.depths.learn(done, result, self._seconds_of(done))
         if useful != in_flight.plan.levels:
             result = replace(result, num_drafted=self._counted(in_flight, useful, result))
         return RoundResult(in_flight.reqs, result)
 
-    def _learns_from(self, done: Launched) -> bool:
-        """Called before the next round is launched."""
-        if self.chooser is None or done.is_deeper:
-            return False
-        if done.paused:
-            # All alike, and so many that learning from each would be most of what they cost.
-            self._num_paused += 1
-            if self._num_paused % _PAUSED_EVERY:
-                return False
-            self.chooser.skipped(len(done.in_flight.reqs), _PAUSED_EVERY - 1)
-        # Where all requests had ended, it was in flight until the next, and drafted past ends.
-        return not all(req.is_finished for req in done.in_flight.reqs)
-
-    def _learn(self, chooser: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
-        in_flight, choice = done.in_flight, done.choice
-        depth, took = choice.num_steps, self.executor.collected_at - done.started
-        # Plain rounds overlap: the first of them tells nothing of what they cost.
-        is_usual = done.followed or depth > 0 or self._lookup is None
-        observation = RoundObservation(
-            len(in_flight.reqs),
-            depth,
-            result.num_drafted,
-            result.num_accepted,
-            choice.num_nodes,
-            result.path_ranks,
-            done.limits,
-            in_flight.plan.from_lookup,
-            took if (is_usual or not self.overlaps) and not self.is_disturbed() else None,
-            done.drafting,
-        )
-        chooser.observe(observation)
-
-    def _learn_host(self, done: Launched) -> None:
-        """Learn how long the host was busy since it collected the last round, now that it waits for
-        this one. Not where a request ended: that takes the host long at any depth, and the depth of
-        a batch's last rounds would seem to be too much for it."""
-        if self.chooser is None or self._collected is None or self._last is None:
-            return
-        took, (size, shape) = perf_counter() - self._collected, self._last
-        reqs = done.in_flight.reqs
-        # The next round was launched before the results were known; its requests are unfinished.
-        go_on = self.launched is not None and len(self.launched.in_flight.reqs) == len(reqs)
-        is_late = done.followed and not go_on and any(req.is_finished for req in reqs)
-        if not is_late and (done.followed or len(reqs) >= size):
-            self.chooser.observe_host(size, shape, took)
+    def _seconds_of(self, done: Launched) -> float | None:
+        """None where they tell nothing of what such a round costs."""
+        # Plain rounds overlap: the first of them tells nothing.
+        is_usual = done.followed or done.choice.num_steps > 0 or self._lookup is None
+        if self.is_disturbed() or (self.overlaps and not is_usual):
+            return None
+        return self.executor.collected_at - done.started
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -254,9 +203,9 @@ class RoundPipeline:
         reqs = self.scheduler.follow(before.in_flight.reqs, self._slots)
         if not reqs or (not was_plain and self._waits_for_text(reqs, before.in_flight)):
             return None
-        choice, paused = self._choose(reqs)
+        choice, paused = self.depths.choose(reqs)
         if was_plain and choice.num_steps and self._waits_for_text(reqs, before.in_flight):
-            self._chosen = choice
+            self.depths.keep(choice)
             return None
         depth = choice.num_steps
         if self._beside_model:
@@ -264,7 +213,7 @@ class RoundPipeline:
         plan = RoundPlan(depths_within(reqs, depth), paused, choice.num_nodes)
         following = self.executor.follow(reqs, plan)
         if following is None:  # until there is a graph of it, which the next launch makes
-            self._chosen = None if paused else choice
+            self.depths.keep(None if paused else choice)
             return None
         return Launched(following, choice, paused, True, perf_counter())
 
@@ -275,7 +224,7 @@ class RoundPipeline:
         reqs = prefetch.follow(before.reqs, emitted, self._slots)
         if not reqs:
             return None
-        (choice, _), drafting = self._choose(reqs), 0.0
+        (choice, _), drafting = self.depths.choose(reqs), 0.0
         plan = RoundPlan(depths_within(reqs, choice.num_steps))
         if choice.num_steps:
             start = perf_counter()
@@ -284,7 +233,7 @@ class RoundPipeline:
             drafting = perf_counter() - start
         following = self.executor.follow(reqs, plan)
         if following is None:  # until there is a graph of it
-            self._chosen = choice
+            self.depths.keep(choice)
             return None
         assert self._collected is not None
         return Launched(following, choice, False, False, self._collected, drafting)
@@ -293,28 +242,3 @@ class RoundPipeline:
     def _slots(self) -> int:
         """For the tokens of a round that is not committed, and those of the next."""
         return self.executor.most_tokens + self.executor.round_slots
-
-    def _choose(self, reqs: list[Req]) -> tuple[DepthChoice, bool]:
-        """What to draft, and whether the drafter stays paused."""
-        chooser = self.chooser
-        if chooser is None:
-            return self._deepest, False
-        return agreed(self.link, lambda: self._choose_by_costs(chooser, reqs))
-
-    def _choose_by_costs(self, chooser: AdaptiveSteps, reqs: list[Req]) -> tuple[DepthChoice, bool]:
-        batch_size = len(reqs)
-        if self._num_choices % _CONTEXT_EVERY == 0:
-            context = sum(req.kv_len for req in reqs) / batch_size
-            if chooser.set_context_length(batch_size, context) and self.pause is not None:
-                self.pause.resume()
-        self._num_choices += 1
-        if self.pause is not None:
-            kept = chooser.kept(batch_size)
-            if self.pause.is_paused(None if kept is None else kept.num_steps):
-                assert kept is not None
-                self._chosen = None
-                return kept, True
-        if self._chosen is not None:
-            choice, self._chosen = self._chosen, None
-            return choice, False
-        return chooser.choose(batch_size), False

@@ -252,7 +252,7 @@ def check_pipeline(
 ) -> None:
     """A round is launched before the last is collected; one request leaves during its round."""
     plan = [3, 0, 0, 1, 0, 2, 2]
-    pipeline.chooser = steered = Steered(lambda number: plan[number % 7])
+    pipeline.depths.chooser = steered = Steered(lambda number: plan[number % 7])
     collected = watch_rounds(pipeline.executor, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
     step_until(llm, lambda: gone.spec.num_steps == 4)

@@ -404,7 +404,7 @@ def test_rounds_that_a_paused_drafter_misses_change_no_token(spec_of: Specs) -> 
         costs = StepCosts({4: {0: cost_of_none, 1: 1.01, 2: 1.02, 3: 4.0}})
         depths = AdaptiveSteps(rounds.steps, costs)
         pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps=True)
-        pipeline.pause = DrafterPause(paused=4, active=3)
+        pipeline.depths.pause = DrafterPause(paused=4, active=3)
         llm.engine.pipeline = pipeline
         assert_plain(llm.generate(PROMPTS, params), folder, PROMPTS, params)
     keys = {(key.num_steps, key.paused) for key in rounds.captured}

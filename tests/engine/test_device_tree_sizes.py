@@ -101,8 +101,8 @@ def test_sizes_that_change_do_not_change_tokens(
     assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 20
     assert rounds.source.num_nodes(3) == 16
     assert llm.engine.pipeline is not None
-    assert llm.engine.pipeline.chooser is not None
-    assert llm.engine.pipeline.chooser.acceptance.has_ranks
+    assert llm.engine.pipeline.depths.chooser is not None
+    assert llm.engine.pipeline.depths.chooser.acceptance.has_ranks
 
 
 @ON_CPU
@@ -197,11 +197,11 @@ def test_engine_captures_and_measures_smaller_trees(
     llm = make(target, spec, cuda_graph_bs=(4, 8))
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    assert pipeline.chooser is not None
+    assert pipeline.depths.chooser is not None
     sizes = {(one.batch_size, one.num_nodes) for one in pipeline.executor.captured}
     assert sizes == {(4, None), (8, None), (8, 4), (8, 8)}
-    for shape in pipeline.chooser.shapes:
-        seconds = pipeline.chooser.costs.of(8, shape.num_steps, shape.num_nodes)
+    for shape in pipeline.depths.chooser.shapes:
+        seconds = pipeline.depths.chooser.costs.of(8, shape.num_steps, shape.num_nodes)
         assert seconds is not None
         assert 0 < seconds < 1
     assert_same_tokens(make(target, None, disable_cuda_graph=True), llm, PROMPTS, LONG)

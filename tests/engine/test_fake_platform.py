@@ -70,7 +70,7 @@ def test_costs_of_rounds_are_measured_with_its_events(
     llm = make(target, spec, device="cpu", cuda_graph_bs=(1, 2))
     assert llm.generate(PROMPTS[:2], GREEDY)
     assert llm.engine.pipeline is not None
-    assert llm.engine.pipeline.chooser is not None
+    assert llm.engine.pipeline.depths.chooser is not None
 
 
 @ON_CPU

@@ -79,7 +79,7 @@ def test_paused_drafter_changes_no_token(tmp_path: Path) -> None:
     paused = LLM("tiny", spec, **flags)
     assert run(paused, 3, 400) == expected
     assert paused.engine.pipeline is not None
-    assert paused.engine.pipeline.pause is not None
+    assert paused.engine.pipeline.depths.pause is not None
     decision = paused.engine.stats().depth
     assert decision is not None
     assert decision.num_steps == 0

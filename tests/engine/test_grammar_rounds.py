@@ -213,7 +213,7 @@ def test_rounds_of_a_paused_drafter_serve_grammars(
     dear = AdaptiveSteps([0, 3], StepCosts({4: {0: 1e-3, 3: 1.0}}))
     parts = llm.engine.parts
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, dear, overlaps=True)
-    llm.engine.pipeline.pause = DrafterPause(paused=3, active=2)
+    llm.engine.pipeline.depths.pause = DrafterPause(paused=3, active=2)
     for batch in ("one of four", "all"):
         assert tokens(llm, BATCHES[batch]) == expected[batch]
     assert {key.paused for key in rounds.captured if key.sampling.masks} == {True, False}

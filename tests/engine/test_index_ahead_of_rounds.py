@@ -134,7 +134,7 @@ def steered(
         for steps in rounds.steps:
             rounds.graph(RoundKey(size, steps))
     assert llm.engine.pipeline is not None
-    llm.engine.pipeline.chooser = ChosenDepths(lambda number: 0 if number % EVERY else 3)
+    llm.engine.pipeline.depths.chooser = ChosenDepths(lambda number: 0 if number % EVERY else 3)
     watched = Watched(llm)
     assert isinstance(rounds.source, LookupDraft)
     watched.watch(rounds.source, monkeypatch)
@@ -202,7 +202,7 @@ def test_indexing_ahead_changes_no_token_on_the_gpu(spec: SpecConfig, target: Pa
     llm = LLM(str(target), spec, **given)
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    pipeline.chooser = ChosenDepths(lambda number: 0 if number % EVERY else 3)
+    pipeline.depths.chooser = ChosenDepths(lambda number: 0 if number % EVERY else 3)
     assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == expected
     assert pipeline.executor.counters["replays"] > 2 * EVERY
     assert not any(drafter._texts for drafter in Watched(llm).drafters)

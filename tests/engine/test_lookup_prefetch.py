@@ -175,7 +175,7 @@ def run_rounds(rounds: ScriptedRounds, plan: list[int], count: int) -> Any:
     pipeline.launch(cast(Any, SimpleNamespace(reqs=[request(), request()], batch_size=2)))
     for _ in range(count):
         pipeline.collect()
-    return pipeline.chooser
+    return pipeline.depths.chooser
 
 
 def test_rounds_with_drafts_follow_collected_rounds() -> None:
@@ -194,7 +194,8 @@ def test_next_round_is_launched_before_costs_are_learned(monkeypatch: pytest.Mon
     """The device would wait meanwhile."""
     rounds = rounds_of()
     pipeline, launched = pipeline_of(rounds, [0, 3, 3]), list[int]()
-    monkeypatch.setattr(pipeline.chooser, "observe", lambda *_, **__: launched.append(rounds.count))
+    chooser = pipeline.depths.chooser
+    monkeypatch.setattr(chooser, "observe", lambda *_, **__: launched.append(rounds.count))
     pipeline.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     for _ in range(2):
         pipeline.collect()
@@ -218,7 +219,7 @@ def test_choice_without_a_graph_is_kept_for_the_next_launch(
     pipeline.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     pipeline.collect()
     assert not pipeline.has_in_flight
-    assert pipeline._choose([request()])[0].num_steps == 3
+    assert pipeline.depths.choose([request()])[0].num_steps == 3
 
 
 @pytest.mark.parametrize("stochastic", [True, False])

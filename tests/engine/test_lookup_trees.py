@@ -268,7 +268,7 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
     pipeline = llm.engine.pipeline
     assert pipeline is not None
     plan = [11, 0, 0, 3, 0, 1, 11, 11, 2]
-    pipeline.chooser = steered = ChosenDepths(lambda number: plan[number % len(plan)])
+    pipeline.depths.chooser = steered = ChosenDepths(lambda number: plan[number % len(plan)])
     seen, observe = list[RoundObservation](), steered.observe
 
     def watched(observation: RoundObservation) -> None:
@@ -300,7 +300,7 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
     rounds, collected = watched_rounds(llm, monkeypatch)
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    pipeline.chooser = steps = AdaptiveSteps(rounds.steps)
+    pipeline.depths.chooser = steps = AdaptiveSteps(rounds.steps)
     for params in ([LONG] * 3, DRAWN, [LONG] * 3):
         check(llm, target, prompts, params)
     assert steps.kept(3) is not None

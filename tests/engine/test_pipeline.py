@@ -189,7 +189,7 @@ def test_depth_that_cannot_follow_waits_for_the_next_launch(interrupted: bool) -
     assert not pipeline.has_in_flight
     if interrupted:
         pipeline.interrupt(PREFILL)
-    choice, _ = pipeline._choose([request()] * 4)
+    choice, _ = pipeline.depths.choose([request()] * 4)
     assert (choice.num_steps, choice.reason) == ((0, "of 4") if interrupted else (3, "of 1"))
 
 

@@ -137,7 +137,7 @@ def let_rounds_differ(
     assert engine.pipeline is not None
     if rounds.source.host_drafts:
         depth = rounds.steps[-1]
-        engine.pipeline.chooser = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
+        engine.pipeline.depths.chooser = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
     engine.scheduler.admission.demand.share = 0.0
     return were_known
 

@@ -461,11 +461,11 @@ def test_rounds_beside_prompts_teach_no_costs(
         observe_host=lambda *given: None,
         skipped=lambda *given: None,
         kept=lambda size: None,
-        choose=lambda size: pipeline._deepest,
+        choose=lambda size: pipeline.depths._deepest,
         set_context_length=lambda *given: False,
         resolved=lambda choice: choice,
     )
-    monkeypatch.setattr(pipeline, "chooser", chooser)
+    monkeypatch.setattr(pipeline.depths, "chooser", chooser)
     play(llm, ARRIVALS)
     assert rounds.counters["replays"] > 0
     assert not any(seen[True])

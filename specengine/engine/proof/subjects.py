@@ -112,8 +112,8 @@ class Subject:
         adaptive, pipeline = engine.parts.adaptive, engine.pipeline
         if adaptive is not None:
             adaptive.chooser = AnyDepth(adaptive.chooser.steps, adaptive.chooser.sizes)
-        if pipeline is not None and pipeline.chooser is not None:
-            pipeline.chooser = AnyDepth(pipeline.chooser.steps, pipeline.chooser.sizes)
+        if pipeline is not None and (chooser := pipeline.depths.chooser) is not None:
+            pipeline.depths.chooser = AnyDepth(chooser.steps, chooser.sizes)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit

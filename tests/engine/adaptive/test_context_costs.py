@@ -143,7 +143,7 @@ class TestOnTheGpu:
         )
         plain, llm = make(target, None), make(target, spec)
         assert llm.engine.pipeline is not None
-        depths = llm.engine.pipeline.chooser
+        depths = llm.engine.pipeline.depths.chooser
         assert depths is not None
         assert isinstance(depths.costs, StepCosts)
         assert depths.costs.context_cost is not None

@@ -102,8 +102,8 @@ class Start:
     @property
     def depths(self) -> AdaptiveSteps:
         assert self.llm.engine.pipeline is not None
-        assert self.llm.engine.pipeline.chooser is not None
-        return self.llm.engine.pipeline.chooser
+        assert self.llm.engine.pipeline.depths.chooser is not None
+        return self.llm.engine.pipeline.depths.chooser
 
 
 def choices(depths: AdaptiveSteps) -> list[int]:

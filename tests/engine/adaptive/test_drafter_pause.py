@@ -99,8 +99,8 @@ def test_a_paused_drafter_marks_the_missed_positions_and_no_others(
     rounds.may_pause, rounds.steps = True, [0, 1, 2]
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    pipeline.chooser = AdaptiveSteps(rounds.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
-    pipeline.pause = DrafterPause(paused=9, active=2)
+    pipeline.depths.chooser = AdaptiveSteps(rounds.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
+    pipeline.depths.pause = DrafterPause(paused=9, active=2)
     watched = Watched(llm, rounds, mixed, monkeypatch)
     waiting, found, steps = list(asked), dict[str, list[int]](), 0
     while waiting or llm.engine.has_work:

@@ -128,7 +128,7 @@ def test_ranks_ask_for_rounds_of_different_depth(small_models: dict[str, Path]) 
         def choose(reqs: list[Req]) -> tuple[DepthChoice, bool]:
             return DepthChoice(draws.choice(rounds.steps), "at random", None), False
 
-        engine.pipeline._choose = choose  # type: ignore[method-assign]
+        engine.pipeline.depths.choose = choose  # type: ignore[method-assign]
         said = run_plan(engine, plans[ranks.rank], num_steps=50)
         return said, {(key.batch_size, key.num_steps) for key in rounds.captured}
 
