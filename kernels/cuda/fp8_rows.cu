@@ -12,6 +12,7 @@
 // memory holds; x is read after the wait, and never through the read-only cache.
 
 #include "ptx.cuh"
+#include "shared_sums.cuh"
 #include "warpgroup.cuh"
 
 #define OUTS 64
@@ -26,12 +27,6 @@
 #define BARRIERS (RING_BYTES + X_SLOTS * X_BYTES)
 #define WIDTH (OUTS + 4)
 #define PLACES 4  // of a thread
-
-#if CLUSTER > 1
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTERED
-#endif
 
 typedef unsigned char u8;
 
@@ -162,12 +157,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
     }
   }
 
-#if CLUSTER > 1
-  arrive_in_cluster();
-  wait_for_cluster();
-#else
-  __syncthreads();
-#endif
+  meet_sharers();
   for (int cell = threadIdx.x; cell < ROWS / CLUSTER * OUTS; cell += THREADS) {
     const int r = cell / OUTS * CLUSTER + rank, o = cell % OUTS;
     if (r >= num_rows || o >= outs_left) continue;
@@ -182,8 +172,5 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
     if (BIAS) sum += widen(bias[first_out + o]);
     out[(u64)r * num_outs + first_out + o] = (u16)(pack(sum, 0.f) & 0xffff);
   }
-#if CLUSTER > 1
-  arrive_in_cluster();  // the others have read this block's sums
-  wait_for_cluster();
-#endif
+  if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
 }

@@ -16,6 +16,7 @@
 // Either way a row's sum has one order, whatever rows stand beside it.
 
 #include "int4.cuh"
+#include "shared_sums.cuh"
 #include "warpgroup_half.cuh"
 
 #define ROWS (8 * MT)
@@ -28,12 +29,6 @@
 #define STEPS (STAGE / 16)
 #define MINE (WAYS / CLUSTER)  // ways of a block
 #define AT_ONCE (WARPS <= 8 && MT <= 8 ? 2 : 1)  // blocks that registers must do for
-
-#if CLUSTER > 1
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTERED
-#endif
 
 // A way's stages follow each other, WAYS apart; then those of the next way.
 struct Walk {
@@ -253,15 +248,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
 #pragma unroll
   for (int i = 0; i < 4 * MT; i++)
     partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
-#if CLUSTER > 1
-  arrive_in_cluster();
-  wait_for_cluster();
-#else
-  __syncthreads();
-#endif
+  meet_sharers();
   add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
-#if CLUSTER > 1
-  arrive_in_cluster();  // the others have read this block's sums
-  wait_for_cluster();
-#endif
+  if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
 }
