@@ -81,9 +81,13 @@ def test_padding_tokens_belong_to_one_more_request() -> None:
         ([30] * 9, PrefillKey(512, 64, 256)),
         ([30] * 64, PrefillKey(2048, 64, 256)),
         ([200] * 4, PrefillKey(1024, 64, 256)),
-        ([513], None),
+        ([513], PrefillKey(768, 8, 768)),
+        ([1024], PrefillKey(1024, 8, 1024)),
+        ([1025], None),
+        ([300] * 9, None),
         ([30] * 65, None),
-        ([257] * 3, None),
+        ([257] * 3, PrefillKey(1024, 8, 1024)),
+        ([257] * 4, None),
         ([1] * 64, PrefillKey(256, 64, 256)),
     ],
 )
@@ -101,7 +105,7 @@ def test_first_key_that_fits_a_batch_is_chosen(
         ([30] * 64, None),
         ([2049], "more tokens than any captured"),
         ([1] * 65, "more requests than captured"),
-        ([600], "a longer prompt than any captured"),
+        ([1025], "a longer prompt than any captured"),
     ],
 )
 def test_eager_prefill_counts_its_reason(extend_lens: list[int], reason: str | None) -> None:
@@ -223,7 +227,7 @@ def test_outputs_of_parts_in_the_same_buffers_are_joined(
     assert (whole.features is not None) == with_features
     if whole.features is not None:
         assert torch.equal(whole.features, -whole.hidden)
-    assert graphs.run(prefill([600])) is None
+    assert graphs.run(prefill([1025])) is None
 
 
 def test_padding_request_is_no_longer_than_the_width() -> None:
