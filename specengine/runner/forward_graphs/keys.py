@@ -51,10 +51,9 @@ LARGE_PREFILLS = tuple(
     PrefillKey(n, LARGE_MAX_REQUESTS, LARGE_MAX_WIDTH)
     for n in range(LARGE_MAX_WIDTH, 2049, LARGE_MAX_WIDTH)
 )
-# Of 8B 1,024 tokens take the device 21 ms and the host, layer by layer, as long.
-WIDE_PREFILLS = tuple(PrefillKey(n, MAX_REQUESTS, n) for n in (768, 1024))
+# Of long prompts, for models that launches bound so far (splits.most_launch_bound_tokens).
+WIDE_PREFILLS = tuple(PrefillKey(n, MAX_REQUESTS, n) for n in (768, 1024, 1536, 2048))
 PREFILL_KEYS = (*SMALL_PREFILLS, *LARGE_PREFILLS, *WIDE_PREFILLS)
-PREFILL_TOKENS = tuple(key.tokens for key in PREFILL_KEYS)
 
 
 class ForwardKey(NamedTuple):
