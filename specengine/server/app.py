@@ -49,7 +49,8 @@ def create_app(
     need one of them. tracing: OpenTelemetry's TracerProvider, for a span a request."""
     config = config or ServerConfig()
     service.metrics.compatible = config.metrics_compat
-    app = FastAPI(title="specengine", version=__version__)
+    # The pages that FastAPI has for people run scripts of other hosts, beside the dashboard's key.
+    app = FastAPI(title="specengine", version=__version__, docs_url=None, redoc_url=None)
     app.router.route_class = LimitedRoute
     app.state.service, app.state.bodies = service, BodyReader(service.limits)
     _add_probes(app, service)

@@ -90,6 +90,16 @@ def test_the_api_describes_itself(site: Any, engine: Any) -> None:
     assert "functions" not in chat
 
 
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/v1/nothing"])
+def test_unknown_path_is_told_where_known_ones_are_listed(
+    site: Any, engine: Any, path: str
+) -> None:
+    """Pages that would run scripts of other hosts are not served."""
+    error = site.http.get(path).json()["error"]
+    assert error["code"] == "not_found"
+    assert error["message"] == f"there is no {path} here; GET /openapi.json lists what is"
+
+
 def metrics(site: Any) -> dict[tuple[str, ...], float]:
     """Values by (name, label values ...)."""
     text = site.http.get("/metrics").text
