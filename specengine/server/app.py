@@ -75,12 +75,14 @@ def create_app(
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Whether the process is worth keeping: 503 once the engine has failed."""
         is_alive = service.engine is None or service.engine.is_ready
         return json_response({"status": "ok" if is_alive else "failed"}, 200 if is_alive else 503)
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Whether requests are served: 503 while the model loads, and after SIGTERM."""

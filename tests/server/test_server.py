@@ -45,6 +45,14 @@ def test_a_dead_engine_shows(site: Any, engine: Any) -> None:
     assert site.http.get("/ready").status_code == 503
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probe_by_head_has_the_status_alone(site: Any, engine: Any, path: str) -> None:
+    for engine.is_ready, status in ((True, 200), (False, 503)):
+        answer = site.http.head(path)
+        assert (answer.status_code, answer.content) == (status, b"")
+    engine.is_ready = True
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", [["one"], ["one", "two"]])
 def test_client_gone_aborts(site: Any, engine: Any, stream: bool, prompts: list[str]) -> None:
