@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from specengine.core.config import ServerConfig
 from specengine.core.version import __version__
-from specengine.engine.chat_template import render_chat
+from specengine.engine.chat_template import chat_text
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text
 from specengine.server.admin import ADMIN_PATHS, RequireAdmin, add_admin
 from specengine.server.body import BodyReader, LimitedRoute
+from specengine.server.bounds import check_rendered
 from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.dashboard.routes import add_dashboard
@@ -175,7 +176,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         engine = service.require(body.model)
         if body.messages is not None:
             turns = [message.for_template() for message in body.messages]
-            ids = render_chat(engine.tokenizer, turns)
+            text = chat_text(engine.tokenizer, turns)
+            check_rendered(text, service.limits, engine.context_length)
+            ids = encode_text(engine.tokenizer, text, False, "messages")
         else:
             ids = encode_text(engine.tokenizer, body.prompt or "", body.add_special_tokens)
         return json_response(

@@ -52,14 +52,26 @@ def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
     many token ids as it has places."""
     for param, count in _id_counts(body):
         check_fits(count, context_length, param)
-    most = limits.max_bytes_per_token * context_length
     for param, size in _text_sizes(body):
-        if size > most:
-            message = (
-                f"{param} has {size} bytes of text; the context of {context_length} tokens takes "
-                f"{most} at most ({limits.options()['max_bytes_per_token'].flag}); shorten it"
-            )
-            raise ApiError(400, message, param, "context_length_exceeded")
+        _check_size(param, size, limits, context_length)
+
+
+def check_rendered(text: str, limits: LimitConfig, context_length: int) -> None:
+    """ApiError (400) for a conversation of more bytes than `check_text` takes. Its template may
+    write what no text of a message is: arguments of calls, names, tools, variables."""
+    _check_size("messages", _num_bytes(text), limits, context_length, " as the template has them")
+
+
+def _check_size(
+    param: str, size: int, limits: LimitConfig, context_length: int, form: str = ""
+) -> None:
+    most = limits.max_bytes_per_token * context_length
+    if size > most:
+        message = (
+            f"{param} has {size} bytes of text{form}; the context of {context_length} tokens takes "
+            f"{most} at most ({limits.options()['max_bytes_per_token'].flag}); shorten it"
+        )
+        raise ApiError(400, message, param, "context_length_exceeded")
 
 
 def check_fits(num_tokens: int, context_length: int, param: str) -> None:

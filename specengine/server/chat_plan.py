@@ -11,6 +11,7 @@ from specengine.core.errors import RequestError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.chat_template import chat_text, template_of
 from specengine.engine.tokens import encode_text
+from specengine.server.bounds import check_rendered
 from specengine.server.dialect import Dialect, dialect_of
 from specengine.server.messages import with_ids
 from specengine.server.parsing.choice import ChoiceParser
@@ -44,6 +45,7 @@ def plan_chat(engine: ServedEngine, body: ChatRequest) -> ChatPlan:
     if tools:
         _check_tools(tokenizer, dialect)
     text = _prompt(tokenizer, dialect, body)
+    check_rendered(text, engine.config.limits, engine.context_length)
     stage = dialect.stage(text)
     special = dialect.special(tokenizer, bool(tools))
     grammar = answer_grammar(
