@@ -139,9 +139,8 @@ def _is_many(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
 
 
-def _num_choices(body: Body) -> int:
-    most = max(_as_int(body.get("n")), _as_int(body.get("best_of")))
-    return _num_prompts(body) * most
+def _num_choices(param: str) -> Callable[[Body], int]:
+    return lambda body: _num_prompts(body) * _as_int(body.get(param))
 
 
 def _as_int(value: Any) -> int:
@@ -200,7 +199,8 @@ BOUNDS = (
     Bound("max_messages", "messages", _count("messages")),
     Bound("max_messages", "input", _num_items),
     Bound("max_prompts", "prompt", _num_prompts),
-    Bound("max_choices", "n", _num_choices),
+    Bound("max_choices", "n", _num_choices("n")),
+    Bound("max_choices", "best_of", _num_choices("best_of")),
     Bound("max_grammar_bytes", "response_format", _json_bytes("response_format")),
     Bound("max_grammar_bytes", "structured_outputs", _json_bytes("structured_outputs")),
     Bound("max_grammar_bytes", "text", _format_bytes),

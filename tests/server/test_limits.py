@@ -64,6 +64,7 @@ SIZED: dict[tuple[str, str], tuple[str, Callable[[int], Json]]] = {
     ),
     ("max_prompts", "prompt"): (TEXT, lambda size: text(prompt=["x"] * size)),
     ("max_choices", "n"): (TEXT, lambda size: text(prompt=["x"], n=size)),
+    ("max_choices", "best_of"): (TEXT, lambda size: text(prompt=["x"], best_of=size)),
     ("max_stop_strings", "stop"): (TEXT, lambda size: text(stop=["zz"] * size)),
     ("max_stop_bytes", "stop"): (
         CHAT,
