@@ -105,8 +105,8 @@ class SplitPrefills:
             batch = self.scheduler.schedule()
         if batch is None or batch.forward_mode.is_prefill():
             self.interrupt()
-        if batch is not None and sum(batch.extend_lens) >= self.prompts.min_tokens:
-            count_fallback(self.counters, "split prefill", HOOKED)
+            if batch is not None and sum(batch.extend_lens) >= self.prompts.min_tokens:
+                count_fallback(self.counters, "split prefill", HOOKED)
         if batch is None and self._running:
             self._running[0].call.wait()  # there is nothing else to do
         return batch

@@ -417,6 +417,15 @@ def test_hook_sees_prompts_whole_that_were_under_way_and_split_again_without_it(
     assert split_of(llm).counters["calls"] > calls
 
 
+def test_rounds_of_many_requests_are_no_prompts_that_run_whole(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+) -> None:
+    folder, _ = subjects_of["plain"]
+    llm = make(folder, None, enable_pdmux=True, pdmux_min_tokens=4)
+    play(llm, {0: [(str(number), prompt(number, 3)) for number in range(6)]})
+    assert not [name for name in split_of(llm).counters if name.startswith("fallback")]
+
+
 FAMILIES = ["qwen3next", "deepseekv2", "gemma2", "gptoss", "qwen3moe", "llama4"]
 
 
