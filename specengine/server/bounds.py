@@ -56,10 +56,12 @@ def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
         _check_size(param, size, limits, context_length)
 
 
-def check_rendered(text: str, limits: LimitConfig, context_length: int) -> None:
+def check_rendered(
+    text: str, limits: LimitConfig, context_length: int, param: str = "messages"
+) -> None:
     """ApiError (400) for a conversation of more bytes than `check_text` takes. Its template may
     write what no text of a message is: arguments of calls, names, tools, variables."""
-    _check_size("messages", _num_bytes(text), limits, context_length, " as the template has them")
+    _check_size(param, _num_bytes(text), limits, context_length, " as the template has them")
 
 
 def _check_size(

@@ -213,7 +213,9 @@ def test_chat_that_its_template_makes_long_is_refused_before_it_is_tokenized(
     monkeypatch.setattr("specengine.server.app.encode_text", encode)
     body = fields if path == "/v1/responses" else chat(**fields) if path == CHAT else fields
     error = site.refusal(path, 400, **{"model": "fake", **body})
-    assert error["code"] == "context_length_exceeded"
+    param = "input" if path == "/v1/responses" else "messages"
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert error["message"].startswith(f"{param} has ")
     assert "bytes of text as the template has them" in error["message"]
 
 
