@@ -17,6 +17,7 @@ from specengine.engine.round.draws import ChainDraws
 from specengine.engine.round.executor import RoundExecutor
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.kernels.sample.sample_rows_ref import exp_below_
+from tests.halves import slow_but
 from tests.support.device_rounds import run_on_device
 from tests.support.hybrid import Folders, Sources, hybrid, trees
 from tests.support.judged_rounds import RULES
@@ -91,7 +92,7 @@ def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Fol
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", ["target_only, best drafts", "sibling"])
+@pytest.mark.parametrize("rule", slow_but(["sibling"], ["target_only, best drafts", "sibling"]))
 def test_rule_that_accepts_too_much_is_caught(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
