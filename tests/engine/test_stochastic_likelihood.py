@@ -80,7 +80,13 @@ def tree_spec(folders: Folders, rule: str) -> SpecConfig:
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", ["sibling", "target_only", "target_only, best drafts"])
+@pytest.mark.parametrize(
+    "rule",
+    slow_but(
+        ["sibling", "target_only, best drafts"],
+        ["sibling", "target_only", "target_only, best drafts"],
+    ),
+)
 def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Folders) -> None:
     plain = make(folders["EAGLE3"][0], None)
     prompt = plain.tokenizer.encode(PROMPT)
