@@ -15,13 +15,13 @@
 // those beyond the last chunk: of a slot, all words bear the number of two turns ago until those of this
 // turn come.
 //
-// Bare: half the bytes for more ways over the link. Threads write chunks as they are. Behind the block's
+// Bare: half the bytes, for more ways over the link. Threads write chunks as they are. Behind the block's
 // barrier one thread writes the turn's number to the block's flag, after a fence of the system: it orders
-// what the barrier has shown to that thread, hence all of the block's chunks, before the flag. Over there one thread
-// looks until the flag bears the number, with loads that acquire; the chunks are read behind another
-// barrier, past the first cache. Data may look like any word: an area has words or bare chunks, never both,
-// and a block counts the turns of each form for itself. The places of a block depend on BARE: so does the
-// area.
+// what the barrier has shown to that thread, hence all of the block's chunks, before the flag. Over there
+// one thread looks, with loads that acquire, until the flag bears the number; the chunks are read behind
+// another barrier, past the first cache. Data may look like any word: an area has words or bare chunks,
+// never both, and a block counts the turns of each form for itself. Which bytes are a block's depends on
+// BARE: a mailbox serves one BARE above 0.
 //
 // A block counts its own turns, in memory, so that replays of a graph go on counting.
 //

@@ -65,11 +65,9 @@ class PairSum:
         thread, at least 1. Both are the same on both ranks."""
         self._largest_in_words = largest_in_words
         self._turns = torch.zeros(2, _BLOCKS, dtype=torch.int32, device=mailbox.device)
-        (words, bare), (their_words, their_bare) = (
-            one.split([_WORDS_AREA, _BARE_AREA]) for one in (mailbox, theirs)
-        )
-        self._words = _Form(0, words, their_words, self._turns[0])
-        self._bare = _Form(bare_chunks, bare, their_bare, self._turns[1])
+        at = _WORDS_AREA
+        self._words = _Form(0, mailbox[:at], theirs[:at], self._turns[0])
+        self._bare = _Form(bare_chunks, mailbox[at:], theirs[at:], self._turns[1])
 
     def __call__(
         self, x: Tensor, stream: Tensor | None = None, gives_up_after: int | None = None
