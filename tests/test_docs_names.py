@@ -55,6 +55,14 @@ def is_word(name: str, words: set[str]) -> bool:
     return name in words or any(name[:end] in words and name[end:] in words for end in ends)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_node_of_a_diagram_has_one_text(page: Path) -> None:
+    """Mermaid draws two nodes of one id as one."""
+    for diagram in re.findall(r"```mermaid\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        nodes = re.findall(r"\b(\w+)\[([^\]]+)\]", diagram)
+        assert len({name for name, _ in nodes}) == len(nodes) == len(set(nodes))
+
+
 def test_names_in_pages_are_those_of_the_sources(files: list[Path], words: set[str]) -> None:
     paths = {path.name for path in files}
     missing = [

@@ -351,6 +351,19 @@ __device__ __forceinline__ void look_at_words(const u64* at, u64& first, u64& se
                : "memory");
 }
 
+// After what the block has written before its last barrier, also into the other GPU's memory.
+__device__ __forceinline__ void tell_other_gpu(u32* flag, u32 value) {
+  asm volatile("fence.acq_rel.sys;\nst.relaxed.sys.global.u32 [%0], %1;" :: "l"(flag), "r"(value)
+               : "memory");
+}
+
+// What the other GPU wrote before it told this is seen after it.
+__device__ __forceinline__ u32 told_by_other_gpu(const u32* flag) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ u64 nanoseconds() {
   u64 v;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));

@@ -29,7 +29,7 @@ GIVEN: Mapping[str, Callable[[Any], bool]] = {
     "--disable-cuda-graph-padding": lambda config: config.graph.disable_cuda_graph_padding,
     "--speculative-cost-table": lambda config: config.spec.cost_table is not None,
     "--trace": lambda config: config.trace.trace is not None,
-    "--quantization for a CPU": (
+    "--quantization int8 or int4": (
         lambda config: config.model.quantization not in (None, *LOAD_QUANTIZATIONS)
     ),
 }
@@ -38,11 +38,12 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--enable-pdmux", "--enable-mixed-chunk"),
     ("--enable-pdmux", "--enable-dp-attention"),  # forwards of ranks meet whole
     ("--enable-pdmux", "--enable-symm-mem"),  # forwards of two streams would meet in one kernel
-    ("--quantization for a CPU", "--tp-size"),
+    ("--quantization int8 or int4", "--tp-size"),
     ("--speculative-cost-table", "--enable-dp-attention"),
     ("--disable-cuda-graph-padding", "--enable-dp-attention"),  # rounds of ranks have one size
     ("--cuda-graph-profile", "--enable-dp-attention"),
     ("--cuda-graph-profile FILE", "--dp-size"),  # all engines would write there
+    ("--trace", "--dp-size"),  # likewise
 )
 
 

@@ -133,14 +133,12 @@ class LLM:
     def add_layer_hook(self, pattern: str, hook: LayerHook) -> AddedHook:
         """Call `hook` with a LayerOutput, in copies, for each layer whose name ("layers.0" and so
         on) matches `pattern` ("layers.1?"), in every forward of the target. No graphs run
-        meanwhile: forwards run eagerly, and rounds on the host. `remove()` of what this returns
-        ends it. Raises ConfigError where no layer matches, for several ranks, and with split
-        prompts, whose forwards would not all call it."""
+        meanwhile: forwards run eagerly, and rounds on the host; prompts run whole. `remove()`
+        of what this returns ends it. Raises ConfigError where no layer matches, and for several
+        ranks."""
         parts = self.engine.parts
         if parts.link.communicator.size > 1 or parts.sharers is not None:
             raise ConfigError("layers of several ranks have no hooks: --tp-size 1, --dp-size 1")
-        if self.engine.split is not None:
-            raise ConfigError("split prompts call no hooks of layers: leave out --enable-pdmux")
         self.engine.finish_rounds()
         return parts.worker.runner.hooks.add(pattern, hook)
 

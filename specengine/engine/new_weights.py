@@ -30,9 +30,13 @@ from specengine.runner.loader.source import resolve_model
 from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.target.registry import find_model_class
 
-# Of config.json, what says nothing of how the model computes.
+# Of config.json, what says nothing of how the model computes: where it comes from, its form in
+# memory, and how it was trained, which each version of transformers writes or leaves out.
 _UNRELATED = frozenset(
     {"_name_or_path", "transformers_version", "use_cache", "dtype", "torch_dtype"}
+    | {"attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop"}
+    | {"attn_pdrop", "initializer_range", "pretraining_tp", "pad_token_id"}
+    | {"output_router_logits", "router_aux_loss_coef", "router_z_loss_coef"}
 )
 
 
@@ -77,7 +81,9 @@ class RunningWeights:
         if model is None and draft_model is None:
             raise ConfigError("name a model, a draft model or both")
         if draft_model is not None and not self.draft.models:
-            raise ConfigError(f"--speculative-algorithm {self.config.spec.algorithm} has no model")
+            name = self.config.spec.algorithm
+            drafter = f"the drafter {name}, which has no model" if name else "no drafter"
+            raise ConfigError(f"the engine has {drafter}: name the model's weights alone")
         source = None if model is None else self._source(model)
         target = None if source is None else self._target(source)
         comes_along = source is not None and self.config.spec.draft_model_path is None

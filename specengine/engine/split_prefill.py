@@ -18,7 +18,7 @@ from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.transfer import int64, sent
 from specengine.engine.round.lanes import RoundLanes
-from specengine.runner.fallbacks import count_fallback
+from specengine.runner.fallbacks import HOOKED, count_fallback
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.split_streams import Call, SplitStreams
 from specengine.scheduler.scheduler import Scheduler
@@ -88,6 +88,7 @@ class SplitPrefills:
 
     def __post_init__(self) -> None:
         self.prompts.settle = self.settle
+        self.prompts.runs_whole = lambda: self.runner.hooks.is_used
         self.scheduler.split = self.prompts
 
     # ---- the engine's steps
@@ -104,6 +105,8 @@ class SplitPrefills:
             batch = self.scheduler.schedule()
         if batch is None or batch.forward_mode.is_prefill():
             self.interrupt()
+            if batch is not None and sum(batch.extend_lens) >= self.prompts.min_tokens:
+                count_fallback(self.counters, "split prefill", HOOKED)
         if batch is None and self._running:
             self._running[0].call.wait()  # there is nothing else to do
         return batch

@@ -199,6 +199,8 @@ def fill_places(
             missing.discard(weight_name)
             continue
         if name not in places:
+            if _is_empty_bias(name, tensor, places.get(weight_name)):
+                continue
             raise ModelLoadError(
                 f"unexpected tensor {name} {list(tensor.shape)}: {model_name} has no such "
                 "parameter; config.json and weights do not belong together"
@@ -214,6 +216,12 @@ def fill_places(
     if missing:
         raise ModelLoadError(_missing_message(sorted(missing)))
     plan.carry_out()
+
+
+def _is_empty_bias(name: str, tensor: Tensor, weight: Place | None) -> bool:
+    """Whether a tensor is a bias of zeros, of a quantised layer that the model has without: writers
+    of GPTQ give every layer one."""
+    return name.endswith(".bias") and isinstance(weight, IncomingWeight) and not tensor.any()
 
 
 def _came_merged(place: Place) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from specengine.core.errors import GraphInputError
 from specengine.core.request import Req
 
 _DECLARED = ("_parameters", "_buffers", "_modules")  # what an nn.Module shows as attributes
+_PLAIN = frozenset((int, float, bool, str, type(None)))  # hold no tensor, and are most attributes
+Path = tuple[Any, str, object]  # the path above or None, the form of what is added, and that
 
 
 @dataclass(frozen=True)
@@ -65,26 +69,37 @@ def inputs_of(owners: Mapping[str, object]) -> Iterator[Input]:
     the attributes that no graph reads, and those that graphs make."""
     seen: set[int] = set()
     for name, owner in owners.items():
-        yield from _walk(name, owner, seen)
+        yield from _walk((None, "{}", name), owner, seen)
 
 
-def _walk(path: str, value: object, seen: set[int], is_weight: bool = False) -> Iterator[Input]:
+def _name(path: Path) -> str:
+    """Made of the paths of tensors alone: most of what is walked holds none, and keys may be
+    long."""
+    above, form, last = path
+    return ("" if above is None else _name(above)) + form.format(last)
+
+
+def _walk(path: Path, value: object, seen: set[int], is_weight: bool = False) -> Iterator[Input]:
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return
     if isinstance(value, Tensor):
         if value.layout is torch.strided:  # others have no address, and do not occur on a GPU
-            yield Input(path, value, is_weight)
+            yield Input(_name(path), value, is_weight)
     elif isinstance(value, dict | list | tuple):
         if _is_new(value, seen):
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
             for key, one in pairs:
-                yield from _walk(f"{path}[{key}]", one, seen)
-    elif _is_walked(value) and _is_new(value, seen):
-        skipped = {name for cls in type(value).__mro__ for name in vars(cls).get("unguarded", ())}
+                if type(one) not in _PLAIN:
+                    yield from _walk((path, "[{}]", key), one, seen)
+    elif _is_walked(kind) and hasattr(value, "__dict__") and _is_new(value, seen):
+        skipped = _unguarded(kind)
         for name, one in vars(value).items():
             if name in _DECLARED and isinstance(value, nn.Module):
                 for declared, inner in one.items():
-                    yield from _walk(f"{path}.{declared}", inner, seen, name != "_modules")
-            elif name not in skipped:
-                yield from _walk(f"{path}.{name}", one, seen)
+                    yield from _walk((path, ".{}", declared), inner, seen, name != "_modules")
+            elif type(one) not in _PLAIN and name not in skipped:
+                yield from _walk((path, ".{}", name), one, seen)
 
 
 def _is_new(value: object, seen: set[int]) -> bool:
@@ -94,10 +109,16 @@ def _is_new(value: object, seen: set[int]) -> bool:
     return is_new
 
 
-def _is_walked(value: object) -> bool:
+@cache
+def _is_walked(kind: type) -> bool:
     """Only objects of this package and modules; requests are not inputs of graphs."""
-    if isinstance(value, type | Req) or not hasattr(value, "__dict__"):
+    if issubclass(kind, type | Req):
         return False
-    bases = type(value).__mro__
-    ours = any(cls.__module__.partition(".")[0] == "specengine" for cls in bases)
-    return ours or isinstance(value, nn.Module)
+    ours = any(cls.__module__.partition(".")[0] == "specengine" for cls in kind.__mro__)
+    return ours or issubclass(kind, nn.Module)
+
+
+@cache
+def _unguarded(kind: type) -> frozenset[str]:
+    """Attributes that the class and its bases name so."""
+    return frozenset(name for cls in kind.__mro__ for name in vars(cls).get("unguarded", ()))

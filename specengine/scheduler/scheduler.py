@@ -271,7 +271,8 @@ class Scheduler:
         chunks = self.admission.plan(split.most_together, below)
         if not chunks:
             return None
-        is_split = sum(chunk.length for chunk in chunks) >= split.min_tokens
+        is_long = sum(chunk.length for chunk in chunks) >= split.min_tokens
+        is_split = is_long and not split.runs_whole()
         batch = self.batches.prefill(chunks, riders=[], is_split=is_split)
         if is_split:
             self.queues.split |= dict.fromkeys(batch.reqs, batch)

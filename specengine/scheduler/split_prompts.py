@@ -23,6 +23,7 @@ class SplitPrompts:
     settle: called before KV slots, rows and states that requests have left are given to others on
     the device: from then on no split prefill may write what it no longer owns.
     is_ready: the last layer of one has run, and the next forward is to wait until it is committed.
+    runs_whole: while it holds, no further prompt is split.
     """
 
     min_tokens: int
@@ -30,6 +31,7 @@ class SplitPrompts:
     alone: bool = False
     settle: Callable[[], None] = lambda: None
     is_ready: bool = False
+    runs_whole: Callable[[], bool] = lambda: False
 
     def is_full(self, queues: RequestQueues) -> bool:
         """While it is, only prompts that need not be split are taken in."""

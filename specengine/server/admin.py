@@ -86,6 +86,7 @@ def add_admin(app: FastAPI, service: Service) -> None:
     async def server_info() -> Response:
         """Version, configuration (without keys) and the engine's counters."""
         engine = service.require()
+        await engine.refresh()
         stats = asdict(engine.stats())
         return json_response(
             {

@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from specengine.core.config import ServerConfig
 from specengine.core.version import __version__
-from specengine.engine.chat_template import render_chat
+from specengine.engine.chat_template import chat_text
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text
 from specengine.server.admin import ADMIN_PATHS, RequireAdmin, add_admin
 from specengine.server.body import BodyReader, LimitedRoute
+from specengine.server.bounds import check_rendered
 from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.dashboard.routes import add_dashboard
@@ -49,7 +50,8 @@ def create_app(
     need one of them. tracing: OpenTelemetry's TracerProvider, for a span a request."""
     config = config or ServerConfig()
     service.metrics.compatible = config.metrics_compat
-    app = FastAPI(title="specengine", version=__version__)
+    # The pages that FastAPI has for people run scripts of other hosts, beside the dashboard's key.
+    app = FastAPI(title="specengine", version=__version__, docs_url=None, redoc_url=None)
     app.router.route_class = LimitedRoute
     app.state.service, app.state.bodies = service, BodyReader(service.limits)
     _add_probes(app, service)
@@ -74,12 +76,14 @@ def create_app(
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Whether the process is worth keeping: 503 once the engine has failed."""
         is_alive = service.engine is None or service.engine.is_ready
         return json_response({"status": "ok" if is_alive else "failed"}, 200 if is_alive else 503)
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Whether requests are served: 503 while the model loads, and after SIGTERM."""
@@ -172,7 +176,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         engine = service.require(body.model)
         if body.messages is not None:
             turns = [message.for_template() for message in body.messages]
-            ids = render_chat(engine.tokenizer, turns)
+            text = chat_text(engine.tokenizer, turns)
+            check_rendered(text, service.limits, engine.context_length)
+            ids = encode_text(engine.tokenizer, text, False, "messages")
         else:
             ids = encode_text(engine.tokenizer, body.prompt or "", body.add_special_tokens)
         return json_response(

@@ -52,14 +52,28 @@ def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
     many token ids as it has places."""
     for param, count in _id_counts(body):
         check_fits(count, context_length, param)
-    most = limits.max_bytes_per_token * context_length
     for param, size in _text_sizes(body):
-        if size > most:
-            message = (
-                f"{param} has {size} bytes of text; the context of {context_length} tokens takes "
-                f"{most} at most ({limits.options()['max_bytes_per_token'].flag}); shorten it"
-            )
-            raise ApiError(400, message, param, "context_length_exceeded")
+        _check_size(param, size, limits, context_length)
+
+
+def check_rendered(
+    text: str, limits: LimitConfig, context_length: int, param: str = "messages"
+) -> None:
+    """ApiError (400) for a conversation of more bytes than `check_text` takes. Its template may
+    write what no text of a message is: arguments of calls, names, tools, variables."""
+    _check_size(param, _num_bytes(text), limits, context_length, " as the template has them")
+
+
+def _check_size(
+    param: str, size: int, limits: LimitConfig, context_length: int, form: str = ""
+) -> None:
+    most = limits.max_bytes_per_token * context_length
+    if size > most:
+        message = (
+            f"{param} has {size} bytes of text{form}; the context of {context_length} tokens takes "
+            f"{most} at most ({limits.options()['max_bytes_per_token'].flag}); shorten it"
+        )
+        raise ApiError(400, message, param, "context_length_exceeded")
 
 
 def check_fits(num_tokens: int, context_length: int, param: str) -> None:
@@ -127,9 +141,8 @@ def _is_many(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
 
 
-def _num_choices(body: Body) -> int:
-    most = max(_as_int(body.get("n")), _as_int(body.get("best_of")))
-    return _num_prompts(body) * most
+def _num_choices(param: str) -> Callable[[Body], int]:
+    return lambda body: _num_prompts(body) * _as_int(body.get(param))
 
 
 def _as_int(value: Any) -> int:
@@ -188,7 +201,8 @@ BOUNDS = (
     Bound("max_messages", "messages", _count("messages")),
     Bound("max_messages", "input", _num_items),
     Bound("max_prompts", "prompt", _num_prompts),
-    Bound("max_choices", "n", _num_choices),
+    Bound("max_choices", "n", _num_choices("n")),
+    Bound("max_choices", "best_of", _num_choices("best_of")),
     Bound("max_grammar_bytes", "response_format", _json_bytes("response_format")),
     Bound("max_grammar_bytes", "structured_outputs", _json_bytes("structured_outputs")),
     Bound("max_grammar_bytes", "text", _format_bytes),

@@ -11,6 +11,7 @@ from specengine.core.errors import RequestError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.chat_template import chat_text, template_of
 from specengine.engine.tokens import encode_text
+from specengine.server.bounds import check_rendered
 from specengine.server.dialect import Dialect, dialect_of
 from specengine.server.messages import with_ids
 from specengine.server.parsing.choice import ChoiceParser
@@ -35,8 +36,9 @@ class ChatPlan:
     make_parser: MakeParser | None
 
 
-def plan_chat(engine: ServedEngine, body: ChatRequest) -> ChatPlan:
-    """Raises RequestError where the request cannot be served."""
+def plan_chat(engine: ServedEngine, body: ChatRequest, param: str = "messages") -> ChatPlan:
+    """param: what the client calls the conversation. Raises RequestError where the request cannot
+    be served, and ApiError where the conversation is too long."""
     sampling = body.to_sampling()
     tokenizer = engine.tokenizer
     dialect = dialect_of(tokenizer, engine.config.server)
@@ -44,6 +46,7 @@ def plan_chat(engine: ServedEngine, body: ChatRequest) -> ChatPlan:
     if tools:
         _check_tools(tokenizer, dialect)
     text = _prompt(tokenizer, dialect, body)
+    check_rendered(text, engine.config.limits, engine.context_length, param)
     stage = dialect.stage(text)
     special = dialect.special(tokenizer, bool(tools))
     grammar = answer_grammar(

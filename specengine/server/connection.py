@@ -23,11 +23,26 @@ MAX_DROPPED = 64 * 2**20
 class StrictConnection(h11.Connection):
     """Refuses a request with both Content-Length and Transfer-Encoding. h11 goes by the latter; a
     proxy that goes by the former sees another request in the body (RFC 9112, section 6.1). Other
-    versions of HTTP are refused as well, which h11 leaves to its caller."""
+    versions of HTTP are refused as well, which h11 leaves to its caller, and a header beyond the
+    limit that came whole, of which h11 counts what is unfinished alone."""
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_header_bytes)
+        self._max_header_bytes = max_header_bytes
+        self.is_header_too_long = False
 
     def next_event(self) -> Any:
-        event = super().next_event()
+        is_header = self.their_state is h11.IDLE
+        num_waiting = len(self.trailing_data[0]) if is_header else 0
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.is_header_too_long = is_header and error.error_status_hint == 431
+            raise
         if isinstance(event, h11.Request):
+            if num_waiting - len(self.trailing_data[0]) > self._max_header_bytes:
+                self.is_header_too_long = True
+                raise h11.RemoteProtocolError("the header is too long", error_status_hint=431)
             names = {name for name, _ in event.headers}
             if {b"content-length", b"transfer-encoding"} <= names:
                 raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
@@ -41,11 +56,12 @@ class LimitedProtocol(H11Protocol):
     connection that is closed."""
 
     limits: ClassVar[LimitConfig]
+    conn: StrictConnection
     on_lost: Callable[[], object] | None  # called when the connection has ended
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = StrictConnection(h11.SERVER, self.limits.max_header_bytes)
+        self.conn = StrictConnection(self.limits.max_header_bytes)
         self.on_lost = None
         self.is_surplus = False  # it is refused when it asks for something
         self._num_dropped = 0  # bytes of the present body
@@ -84,7 +100,12 @@ class LimitedProtocol(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "this is no valid HTTP/1.1 request")
+        if self.conn.is_header_too_long:
+            limit = self.limits.max_header_bytes
+            message = f"the request's first line and headers have more than {limit} bytes"
+            self.refuse(431, f"{message} (--max-header-bytes)")
+        else:
+            self.refuse(400, "this is no valid HTTP/1.1 request")
 
     def refuse(self, status: int, message: str) -> None:
         """Close the connection, with an answer where none has begun."""

@@ -135,7 +135,7 @@ def install_error_handlers(app: FastAPI) -> None:
             return error.error.response()
         messages = {
             400: "the body is not valid JSON in UTF-8",
-            404: f"there is no {request.url.path} here; see /docs",
+            404: f"there is no {request.url.path} here; GET /openapi.json lists what is",
             405: f"{request.url.path} does not take {request.method}",
         }
         message = messages.get(error.status_code, str(error.detail))

@@ -174,14 +174,19 @@ class Run:
         self._record.prompt_tokens = sum(len(prompt) for prompt in job.prompts)
 
     async def outputs(self, stream: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """As those of the job."""
-        async with closing(self.job.outputs(stream)) as outputs:
-            async for choice, output in outputs:
-                if output.finish_reason is not None:
-                    self.finished[choice] = output
-                    self._metrics.observe(output)
-                    self._record.count(output)
-                yield choice, output
+        """As those of the job. The log also counts what choices made that did not finish."""
+        last: dict[int, RequestOutput] = {}
+        try:
+            async with closing(self.job.outputs(stream)) as outputs:
+                async for choice, output in outputs:
+                    last[choice] = output
+                    if output.finish_reason is not None:
+                        self.finished[choice] = output
+                        self._metrics.observe(output)
+                    yield choice, output
+        finally:
+            for output in last.values():
+                self._record.count(output)
 
     async def finish(self) -> None:
         """Wait for all choices. Raises ApiError where one was given up."""

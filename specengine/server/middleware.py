@@ -53,7 +53,7 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             header, is_page = Headers(scope=scope).get("authorization", ""), is_of_page(scope)
-            given = _digest(_as_bearer(header) if is_page else header)
+            given = _digest(_as_bearer(header, is_page))
             # All are compared, each in constant time: how long it takes tells nothing.
             if not sum(compare_digest(given, wanted) for wanted in self._wanted):
                 message = "a valid API key is needed, as `Authorization: Bearer KEY`"
@@ -71,10 +71,13 @@ def is_of_page(scope: Scope) -> bool:
     return path == PAGES or path.startswith(PAGES + "/")
 
 
-def _as_bearer(header: str) -> str:
-    """`Basic NAME:KEY`, in base64, as a bearer token; anything else as it is."""
+def _as_bearer(header: str, is_page: bool) -> str:
+    """`bearer KEY`, and of pages `Basic NAME:KEY` in base64, as `Bearer KEY`; anything else as it
+    is. The case of a scheme's name means nothing (RFC 9110, section 11.1)."""
     scheme, _, given = header.partition(" ")
-    if scheme.lower() != "basic":
+    if scheme.lower() == "bearer":
+        return f"Bearer {given.strip(' ')}"
+    if scheme.lower() != "basic" or not is_page:
         return header
     try:
         _, _, key = b64decode(given, validate=True).decode().partition(":")

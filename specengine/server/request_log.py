@@ -40,7 +40,7 @@ class RequestRecord:
     spec: SpecStats = field(default_factory=SpecStats)
 
     def count(self, output: RequestOutput) -> None:
-        """Add a choice that has finished."""
+        """Add the last output of a choice."""
         self.completion_tokens += len(output.token_ids)
         add_stats(self.spec, output.spec)
         times = output.times
@@ -55,8 +55,9 @@ class RequestRecord:
             "status": self.status,
             "seconds": round(time.monotonic() - self.started, 4),
         }
-        if self.completion_tokens:
+        if self.prompt_tokens:
             found["prompt_tokens"] = self.prompt_tokens
+        if self.completion_tokens:
             found["completion_tokens"] = self.completion_tokens
             found["accepted_length"] = round(self.spec.mean_acceptance_length, 4)
         if self.first_token is not None:

@@ -100,7 +100,8 @@ class Service:
         if not self.engine.is_ready:
             raise ApiError(503, "the engine has stopped; the server's log says why", code="stopped")
         if model is not None and model not in self.names(self.engine):
-            message = f"the model {model!r} is not served here; {self.engine.model_name!r} is"
+            served = " or ".join(map(repr, self.names(self.engine)))
+            message = f"the model {model!r} is not served here; ask for {served}"
             raise ApiError(404, message, "model", "model_not_found")
         return self.engine
 

@@ -84,10 +84,10 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         "http.response.status_code": record.status,
         "specengine.request_id": record.id,
         "specengine.abandoned": record.is_abandoned or None,
+        "gen_ai.usage.input_tokens": record.prompt_tokens or None,
     }
     if record.completion_tokens:
         found |= {
-            "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
             "gen_ai.server.time_to_first_token": record.first_token,
             "specengine.accepted_length": record.spec.mean_acceptance_length,

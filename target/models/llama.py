@@ -253,7 +253,7 @@ def mtp_prefixes(config: Any) -> list[str]:
     its checkpoint. The target leaves them to the drafter."""
     first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
     extra_layers = [f"model.layers.{layer}." for layer in range(first, first + count)]
-    return ["mtp.", "model.mtp_layers.", *extra_layers]
+    return ["mtp.", "model.mtp_", *extra_layers]
 
 
 class MistralForCausalLM(LlamaForCausalLM):

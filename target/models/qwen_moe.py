@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat, Tensors
 from specengine.target.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
@@ -19,6 +20,9 @@ GGUF_GATED_SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"ffn_{one}_shexp": f"mlp.shared_expert.{one}_proj" for one in ("gate", "up", "down")},
 }
+# Of Qwen3-VL alone; Qwen3 keeps each expert's apart.
+_GATE_UP, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+_EXPERTS = ExpertTensors(_GATE_UP, _DOWN)
 _GGUF_METADATA = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -67,6 +71,7 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
         metadata=_GGUF_METADATA,
         fields=lambda file: {"norm_topk_prob": True, **_gguf_fields(file)},
     )
+    language_parts: ClassVar[tuple[str, ...]] = ("qwen3_vl_moe_text",)
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,
         "num_experts": 8,
@@ -86,9 +91,24 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
             config.num_experts,
             config.num_experts_per_tok,
             config.moe_intermediate_size,
-            normalised=config.norm_topk_prob,
+            normalised=getattr(config, "norm_topk_prob", True),  # Qwen3-VL's always are
         )
         return [spec if sparse else None for sparse in sparse_layers(config)]
+
+    def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return _EXPERTS.split(upright(super().own_tensors(weights), self.config.hidden_size))
+
+
+def upright(
+    weights: Iterable[tuple[str, Tensor]], hidden_size: int
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor), those of all experts with a row an output. Qwen3-VL is published with a row
+    an input, [E, H, 2 I] and [E, I, H]; transformers 5 saves the other. The shape tells them apart,
+    and where it does not, the published one is meant."""
+    for name, tensor in weights:
+        inputs = 1 if name.endswith(_GATE_UP) else 2 if name.endswith(_DOWN) else None
+        is_turned = inputs is not None and tensor.dim() == 3 and tensor.shape[inputs] == hidden_size
+        yield name, tensor.transpose(1, 2) if is_turned else tensor
 
 
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):

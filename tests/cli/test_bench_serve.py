@@ -49,6 +49,10 @@ def test_kinds_of_prompts(tmp_path: Path) -> None:
     assert bodies[0]["messages"] == [{"role": "user", "content": "Name a river."}]
     assert bodies[1]["prompt"] in ([1, 2], [3])
     assert bodies[2]["prompt"] == "Once"
+    asked = plan_of(parse("--prompts", str(texts), "--send", "chat")).requests
+    body = json.loads(asked.source("m", "load")())
+    assert body["messages"] == [{"role": "user", "content": "Once"}]
+    assert "prompt" not in body
     chat = plan_of(parse("--send", "chat", "--prompt-len", "3", "--length-spread", "0.5")).requests
     said = json.loads(chat.source("m", "load")())["messages"][0]["content"]
     assert 1 <= len(said.split()) <= 5
@@ -88,7 +92,14 @@ def test_prompts_that_do_not_fit_what_is_sent(
     ids.write_text('{"prompt": [1, "b"]}\n')
     assert main(["bench", "serve", "--prompts", str(chats), "--send", "ids"]) == 2
     assert main(["bench", "serve", "--prompts", str(ids)]) == 2
+    ids.write_text('{"prompt": [1]}\n')
+    assert main(["bench", "serve", "--prompts", str(ids), "--send", "chat"]) == 2
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text('{"prompt": "Once"}\n{"turns": ["Name a river."]}\n')
+    assert main(["bench", "serve", "--prompts", str(mixed), "--send", "chat"]) == 2
     told = capsys.readouterr().err
+    assert "--send chat: a prompt of the file is token ids" in told
+    assert "mixed.jsonl:2 has no `prompt`, as the lines before have" in told
     assert "prompt sets are texts" in told
     assert "ids.jsonl:1: `prompt` is to be a text or a list of token ids" in told
 

@@ -77,6 +77,16 @@ def test_every_front_end_tells_of_the_whole_server(
     assert len(made) == 1
 
 
+def test_server_info_counts_what_was_just_done(tmp_path: Path) -> None:
+    """Though no front end was asked for /metrics, of which the counters are a part."""
+    with serving(tmp_path, "--api-workers", "2", "--admin-api-key", "operator") as served:
+        assert served.complete(max_tokens=8).status_code == 200
+        for client in connections(served.url, 5):
+            headers = {"Authorization": "Bearer operator"}
+            state = client.get("/server_info", headers=headers).json()["state"]
+            assert (state["num_slots"], state["num_generated_tokens"]) == (4096, 8)
+
+
 def test_threads_of_the_engine_leave_the_cores_to_front_ends(served: Served) -> None:
     environment = Path(f"/proc/{served.engine}/environ").read_bytes().split(b"\0")
     expected = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")

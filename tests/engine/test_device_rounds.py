@@ -26,7 +26,7 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round import sampling
 from specengine.engine.round.key import InFlightRound
 from specengine.kernels.kv.keep_rows import keep_rows
-from tests.halves import each_value, thinned
+from tests.halves import each_value, slow_but, thinned
 from tests.support.device_rounds import (
     come_and_go,
     make_eager_rounds,
@@ -150,7 +150,10 @@ def test_device_rounds_emit_and_accept_what_host_rounds_do(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("kind", ["plain", "EAGLE3", "MTP layers", "NGRAM", "tree"])
+@pytest.mark.parametrize(
+    "kind",
+    slow_but(["EAGLE3", "NGRAM", "tree"], ["plain", "EAGLE3", "MTP layers", "NGRAM", "tree"]),
+)
 def test_device_rounds_without_overlap_change_no_token(
     kind: str, where: str, spec_of: Specs
 ) -> None:
@@ -259,7 +262,10 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     "kind",
-    ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
+    slow_but(
+        ["plain", "EAGLE3", "NGRAM", "tree"],
+        ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
+    ),
 )
 def test_requests_come_and_go_between_host_and_device_rounds(
     kind: str, where: str, spec_of: Specs, monkeypatch: pytest.MonkeyPatch

@@ -237,9 +237,9 @@ def test_registered_rule_without_a_device_rule_runs_on_the_host_and_is_counted(
     ("verifier", "rule", "name"),
     [
         (FirstDraftOnly, "block", "EAGLE3"),
-        (FirstDraftOnly, "rejection", "STANDALONE"),
+        pytest.param(FirstDraftOnly, "rejection", "STANDALONE", marks=pytest.mark.slow),
         (JudgedTrees, "target_only, best drafts", "EAGLE3 tree of 3"),
-        (JudgedTrees, "target_only", "EAGLE3 tree of 2"),
+        pytest.param(JudgedTrees, "target_only", "EAGLE3 tree of 2", marks=pytest.mark.slow),
     ],
 )
 def test_stochastic_rule_of_judge_alone_has_hosts_text_in_device_rounds(

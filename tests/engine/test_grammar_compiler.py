@@ -147,6 +147,28 @@ def test_what_does_not_compile_is_refused(world: World, spec: GrammarSpec) -> No
     assert error.value.param == "response_format"
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            GrammarSpec.regex("a(?=b)"),
+            r'invalid regex "a\(\?=b\)": look-around, .* is not supported$',
+        ),
+        (GrammarSpec.ebnf("start: /[/"), r'invalid regex "\[": unclosed character class$'),
+        (
+            GrammarSpec.json_schema({"type": "string", "pattern": "(?=b)"}),
+            "invalid regex: look-around, .* is not supported$",
+        ),
+    ],
+    ids=["regex", "grammar", "schema"],
+)
+def test_regex_is_refused_with_what_is_wrong_with_it(
+    world: World, spec: GrammarSpec, message: str
+) -> None:
+    with pytest.raises(RequestError, match=f"does not compile: {message}"):
+        world.compiler.start(spec)
+
+
 def test_without_llguidance_the_extra_is_named(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ def test_drafts_that_a_grammar_cuts_are_not_counted(
     host, llm = make(target, specs[name]), make(target, specs[name])
     rounds = run_on_device(llm)
     prompts = ["The quick brown fox", "0123456789" * 4, "0123012301230123", "x"]
-    for count in (4, 2, 1):
+    for count in (4, 1):
         given = prompts[:count], ENDED[:count]
         found, expected = llm.generate(*given), host.generate(*given)
         assert summary(found[:3]) == summary(expected[:3])

@@ -60,8 +60,8 @@ SHAPES = {
         "ngram_branches": 2,
     },
 }
-# Of each source and layout one; the others in `make test-all`.
-WATCHED = ["plain", "EAGLE3", "MTP", "a tree", "a tree of a model", "a tree of text"]
+# A chain, a tree and lookup; the others in `make test-all`.
+WATCHED = ["EAGLE3", "a tree of a model", "a tree of text"]
 # By their paths from the round; of the last attribute, what the error says.
 OF_ALL = [
     "rows",

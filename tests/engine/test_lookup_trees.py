@@ -208,7 +208,7 @@ def test_lookup_trees_run_on_the_host_near_the_contexts_end(
 
 
 @ON_CPU
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
+@pytest.mark.parametrize("overlaps", slow_but([True], [True, False]), ids=["overlap", "no overlap"])
 def test_memory_that_runs_short_changes_no_token_of_lookup_trees(
     overlaps: bool, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +291,7 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+@pytest.mark.parametrize("name", slow_but(["NGRAM"], ["NGRAM", "SUFFIX"]))
 def test_depths_of_lookup_trees_are_chosen_by_cost(
     name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,11 +215,28 @@ def test_other_configuration_is_refused_by_its_field(other: Path, tmp_path: Path
         llm.update_weights(str(changed))
 
 
+def test_configuration_of_training_alone_is_not_compared(other: Path, tmp_path: Path) -> None:
+    """Versions of transformers write these fields or leave them out."""
+    changed = noisy(other, tmp_path / "changed", lambda name, t: t)
+    config = changed / "config.json"
+    fields = json.loads(config.read_text())
+    fields.pop("attention_dropout")
+    more = {"initializer_range": 0.5, "pad_token_id": 1, "transformers_version": "4.0.0"}
+    config.write_text(json.dumps(fields | more))
+    llm = LLM(TINY, **FLAGS)
+    before = answers(llm)
+    llm.update_weights(str(changed))
+    assert answers(llm) != before
+
+
 def test_nothing_named_is_refused() -> None:
     llm = LLM(TINY, **FLAGS)
     with pytest.raises(ConfigError, match="name a model"):
         llm.update_weights()
-    with pytest.raises(ConfigError, match="has no model"):
+    with pytest.raises(ConfigError, match="the engine has no drafter"):
+        llm.update_weights(draft_model="tiny-eagle3")
+    llm = LLM(TINY, SPECS["NGRAM"], **FLAGS)
+    with pytest.raises(ConfigError, match="the engine has the drafter NGRAM, which has no model"):
         llm.update_weights(draft_model="tiny-eagle3")
 
 

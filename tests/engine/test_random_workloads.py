@@ -36,7 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3 hybrid tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "STANDALONE hybrid tree": {"page_size": 1, "max_total_tokens": 320, "chunked_prefill_size": 64},
 }
-LIKE_OTHERS = ("hybrid", "STANDALONE hybrid", "EAGLE3 hybrid tree")  # for make test-all
+# For make test-all.
+LIKE_OTHERS = ("SUFFIX", "hybrid", "EAGLE3 hybrid", "STANDALONE hybrid", "EAGLE3 hybrid tree")
 FLAGS: dict[str, Any] = {"max_running_requests": 8}
 GRAMMAR = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]

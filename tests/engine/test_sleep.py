@@ -27,6 +27,7 @@ from tests.engine.test_new_weights import (
     noisy,
     shaken,
 )
+from tests.halves import each_value
 from tests.support.rounds import ON_GPU
 
 SLEEPY: dict[str, Any] = {**FLAGS, "enable_sleep_mode": True}
@@ -37,8 +38,7 @@ def weights(llm: LLM) -> list[torch.Tensor]:
     return [one for one in weights_of(model) if one.nbytes > 16384]
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("name", ["plain", "EAGLE3"])
+@pytest.mark.parametrize(("name", "level"), each_value(1, ["plain", "EAGLE3"], [1, 2]))
 def test_same_tokens_after_sleep(name: str, level: int) -> None:
     llm = LLM(TINY, SPECS[name], **SLEEPY)
     before = [answers(llm), answers(llm, SAMPLED)]

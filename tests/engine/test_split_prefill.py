@@ -20,6 +20,8 @@ from specengine.engine.outputs import RequestOutput
 from specengine.engine.round.key import RoundKey
 from specengine.engine.split_build import join_pipeline
 from specengine.engine.split_prefill import SplitPrefills
+from specengine.runner.fallbacks import HOOKED
+from specengine.runner.layer_hooks import AddedHook
 from specengine.runner.split_streams import SplitStreams
 from specengine.scheduler.split_policy import SplitPrefillPolicy
 from tests.halves import each_value
@@ -383,6 +385,45 @@ def test_new_weights_abandon_prompts_under_way(
     assert {rid: one.token_ids for rid, one in found.items()} == {
         rid: one[0] for rid, one in expected("EAGLE3").items()
     }
+
+
+def test_hook_sees_prompts_whole_that_were_under_way_and_split_again_without_it(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+    expected: Callable[[str], dict[str, Any]],
+) -> None:
+    folder, spec = subjects_of["EAGLE3"]
+    llm = make(folder, spec, **PDMUX, pdmux_layers=1)
+    seen, hooks = list[int](), list[AddedHook]()
+
+    def look(llm: LLM, step: int) -> None:
+        split = split_of(llm)
+        if step == 4:
+            assert split.is_busy
+            hooks.append(llm.add_layer_hook("layers.0", lambda one: seen.extend(one.tokens_T)))
+            assert not split.jobs
+        elif step == 5:
+            assert not split.jobs
+            assert split.counters[f"fallback: {HOOKED}"] == 1
+            hooks[0].remove()
+
+    found = play(llm, ARRIVALS, amid=look)
+    assert {token for _, ids in ARRIVALS[2] for token in ids} <= {int(token) for token in seen}
+    assert {rid: one.token_ids for rid, one in found.items()} == {
+        rid: one[0] for rid, one in expected("EAGLE3").items()
+    }
+    llm.engine.flush_cache()
+    calls = split_of(llm).counters["calls"]
+    play(llm, ARRIVALS)
+    assert split_of(llm).counters["calls"] > calls
+
+
+def test_rounds_of_many_requests_are_no_prompts_that_run_whole(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+) -> None:
+    folder, _ = subjects_of["plain"]
+    llm = make(folder, None, enable_pdmux=True, pdmux_min_tokens=4)
+    play(llm, {0: [(str(number), prompt(number, 3)) for number in range(6)]})
+    assert not [name for name in split_of(llm).counters if name.startswith("fallback")]
 
 
 FAMILIES = ["qwen3next", "deepseekv2", "gemma2", "gptoss", "qwen3moe", "llama4"]

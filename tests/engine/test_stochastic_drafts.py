@@ -12,6 +12,7 @@ import torch
 from specengine import SamplingParams
 from specengine.draft.loop_graphs import DraftLoops, LoopKey
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
+from tests.halves import slow_but
 from tests.support.judged_rounds import (
     FEATURES,
     LIKELY,
@@ -27,17 +28,19 @@ from tests.support.rounds_compared import check, flags, pair_of
 
 Subjects = dict[str, Subject]
 
+SEEN = [
+    ("block", "EAGLE3"),
+    ("sibling", "EAGLE3 tree of 3"),
+    ("target_only", "EAGLE3 tree of 3"),
+    ("target_only, best drafts", "EAGLE3 tree of 3"),
+    *(("target_only, best drafts", name) for name in LOOKUP_TREES),
+]
+
 
 @ON_CPU
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [
-        ("block", "EAGLE3"),
-        ("sibling", "EAGLE3 tree of 3"),
-        ("target_only", "EAGLE3 tree of 3"),
-        ("target_only, best drafts", "EAGLE3 tree of 3"),
-        *(("target_only, best drafts", name) for name in LOOKUP_TREES),
-    ],
+    slow_but([*SEEN[:3], *SEEN[-2:]], SEEN),
 )
 def test_rule_sees_the_hosts_drafts_whatever_others_of_the_batch_may_draft(
     rule: str, name: str, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +59,10 @@ def test_rule_sees_the_hosts_drafts_whatever_others_of_the_batch_may_draft(
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", ["sibling", "target_only", "target_only, best drafts"])
+@pytest.mark.parametrize(
+    "rule",
+    slow_but(["sibling", "target_only"], ["sibling", "target_only", "target_only, best drafts"]),
+)
 def test_nodes_that_a_grammar_leaves_have_the_hosts_numbers(
     rule: str, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from specengine.engine.round.draws import ChainDraws
 from specengine.engine.round.executor import RoundExecutor
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.kernels.sample.sample_rows_ref import exp_below_
+from tests.halves import slow_but
 from tests.support.device_rounds import run_on_device
 from tests.support.hybrid import Folders, Sources, hybrid, trees
 from tests.support.judged_rounds import RULES
@@ -79,7 +80,13 @@ def tree_spec(folders: Folders, rule: str) -> SpecConfig:
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", ["sibling", "target_only", "target_only, best drafts"])
+@pytest.mark.parametrize(
+    "rule",
+    slow_but(
+        ["sibling", "target_only, best drafts"],
+        ["sibling", "target_only", "target_only, best drafts"],
+    ),
+)
 def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Folders) -> None:
     plain = make(folders["EAGLE3"][0], None)
     prompt = plain.tokenizer.encode(PROMPT)
@@ -91,7 +98,7 @@ def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Fol
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", ["target_only, best drafts", "sibling"])
+@pytest.mark.parametrize("rule", slow_but(["sibling"], ["target_only, best drafts", "sibling"]))
 def test_rule_that_accepts_too_much_is_caught(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

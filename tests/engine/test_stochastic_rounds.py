@@ -63,7 +63,10 @@ LOOKUP = [*LOOKUP_CHAINS, *LOOKUP_TREES]
 EVERY_LOOKUP = [
     (rule, name, flag) for rule in OF_LOOKUP for name in LOOKUP for flag in (True, False)
 ]
-FAST_LOOKUP = [(OF_LOOKUP[n % 2], name, n % 4 < 2) for n, name in enumerate(LOOKUP)]
+# Those of two lookups, one that drafts a chain, and one without prefetch.
+FAST_LOOKUP = [
+    (OF_LOOKUP[n % 2], name, n % 4 < 2) for n, name in enumerate(LOOKUP) if n in (1, 2, 5, 6)
+]
 
 
 @ON_CPU
@@ -293,7 +296,7 @@ COMING = [
 @ON_CPU
 @pytest.mark.parametrize(
     ("rule", "name"),
-    slow_but([COMING[0], COMING[2], COMING[6], *COMING[10:12]], COMING),
+    slow_but([COMING[0], COMING[2], COMING[6], COMING[11]], COMING),
 )
 def test_seed_keeps_its_text_as_requests_come_and_go_between_host_and_device(
     rule: str, name: str, is_long: bool, subjects: Subjects, monkeypatch: pytest.MonkeyPatch

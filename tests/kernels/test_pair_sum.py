@@ -43,11 +43,31 @@ class Pair:
         return on_threads(2, one)
 
 
-@pytest.fixture
-def pair(emulated_pair: Compiled, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(pair_sum, "compiled", emulated_pair)
+def made(largest_in_words: int, bare_chunks: int) -> Pair:
     a, b = (torch.zeros(pair_sum.MAILBOX, dtype=torch.uint8) for _ in range(2))
-    return Pair((PairSum(a, b), PairSum(b, a)), (a, b))
+    sides = (PairSum(*given, largest_in_words, bare_chunks) for given in ((a, b), (b, a)))
+    return Pair((next(sides), next(sides)), (a, b))
+
+
+ALL = pair_sum.LARGEST  # bytes in words: each sum
+
+
+@pytest.fixture(params=[(ALL, 4), (0, 1), (0, 2), (0, 4)], ids=["words", "bare1", "bare2", "bare4"])
+def pair(
+    request: pytest.FixtureRequest, emulated_pair: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> Pair:
+    """Of one form."""
+    monkeypatch.setattr(pair_sum, "compiled", emulated_pair)
+    return made(*request.param)
+
+
+@pytest.fixture(params=[1, 4])
+def mixed_pair(
+    request: pytest.FixtureRequest, emulated_pair: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> Pair:
+    """Of both forms: words carry sums of at most 4 KiB."""
+    monkeypatch.setattr(pair_sum, "compiled", emulated_pair)
+    return made(4096, request.param)
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, with_stream: bool) -> Call:
@@ -95,6 +115,24 @@ def test_calls_of_varying_sizes_keep_their_turns_when_ranks_are_late(pair: Pair)
         assert all(torch.equal(one, expected(call)) for one, call in zip(found, calls, strict=True))
 
 
+def test_calls_of_alternating_forms_keep_their_turns_when_ranks_are_late(mixed_pair: Pair) -> None:
+    """Blocks take part in turns of their own: sizes of each form have one block to five."""
+    torch.manual_seed(3)
+    drawing = random.Random(4)
+    calls = [
+        drawn((drawing.choice([1, 2, 3, 5, 16]), 1032), dtype, drawing.random() < 0.5)
+        for dtype in drawing.choices(pair_sum.DTYPES, k=80)
+    ]
+    sizes = [call[0].numel() * call[0].itemsize for call in calls]
+    assert {size <= 4096 for size in sizes} == {False, True}
+
+    def delays(own: random.Random) -> float:
+        return own.choice([0.0, 0.0, 0.0, 0.02])
+
+    for found in mixed_pair.run(calls, delays):
+        assert all(torch.equal(one, expected(call)) for one, call in zip(found, calls, strict=True))
+
+
 def test_turns_go_on_beyond_32_bits(pair: Pair) -> None:
     for side in pair.sides:
         side._turns.fill_(-4)
@@ -103,13 +141,24 @@ def test_turns_go_on_beyond_32_bits(pair: Pair) -> None:
         assert all(torch.equal(one, expected(call)) for one in found)
 
 
-def test_words_of_a_turn_stay_while_the_sender_is_one_turn_ahead(pair: Pair) -> None:
+def test_data_of_a_turn_stay_while_the_sender_is_one_turn_ahead(pair: Pair) -> None:
     first, second = (drawn((1, 1032), torch.float32, False) for _ in range(2))
     for call in (first, second):  # it does not wait, and would not begin a third one
         pair.sides[0](call[0], gives_up_after=0)
     with split_over(PretendedRanks(2, 1)):
         for call in (first, second):
             assert torch.equal(pair.sides[1](call[1], gives_up_after=0), expected(call))
+
+
+def test_bare_data_never_lie_where_words_are_looked_for(mixed_pair: Pair) -> None:
+    """They may look like words of any turn."""
+    x = drawn((2, 1032), torch.float32, False)[0]
+    for _ in range(2):  # both slots
+        mixed_pair.sides[0](x, gives_up_after=0)
+    areas = [pair_sum._WORDS_AREA, pair_sum._BARE_AREA]
+    words, bare = mixed_pair.mailboxes[1].split(areas)
+    assert not words.any()
+    assert bare.any()
 
 
 def test_rank_that_is_alone_gives_up_where_it_may(pair: Pair) -> None:
@@ -121,6 +170,33 @@ def test_operands_that_are_not_aligned_or_contiguous_are_taken(pair: Pair) -> No
     a, b, stream = (torch.randn(8 * 36 + 1).bfloat16()[1:].view(8, 36)[:, :32] for _ in range(3))
     for found in pair.run([(a, b, stream)], at_once):
         assert torch.equal(found[0], stream + (a + b))
+
+
+@pytest.mark.parametrize(("size", "bare"), [(1 << 20, 0), ((1 << 20) + 16, 4), (1 << 22, 4)])
+def test_form_follows_from_the_size_alone(
+    size: int, bare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the type, the shape and the stream are."""
+    asked = list[dict[str, int]]()
+    grids = list[tuple[int, int, int]]()
+
+    class Noted:
+        def launch(self, grid: tuple[int, int, int], *_: object) -> None:
+            grids.append(grid)
+
+    def noted(_: object, _name: str, defines: tuple[tuple[str, int], ...], *_rest: int) -> Noted:
+        asked.append(dict(defines))
+        return Noted()
+
+    monkeypatch.setattr(pair_sum, "compiled", noted)
+    a, b = (torch.zeros(pair_sum.MAILBOX, dtype=torch.uint8) for _ in range(2))
+    side = PairSum(a, b)
+    for dtype in pair_sum.DTYPES:
+        x = torch.zeros(1, size // dtype.itemsize, dtype=dtype)
+        side(x)
+        side(x, x)
+    assert {one["BARE"] for one in asked} == {bare}
+    assert set(grids) == {(-(-size // (2048 * max(bare, 1))), 1, 1)}
 
 
 @pytest.mark.parametrize(

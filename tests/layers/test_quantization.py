@@ -234,6 +234,19 @@ def test_a_merged_layer_may_be_quantised_as_one(name: str) -> None:
     torch.testing.assert_close(model.attn["qkv_proj"].weight, packed.dense)
 
 
+def test_biases_of_zeros_may_stand_beside_layers_without_bias() -> None:
+    """Writers of GPTQ give every layer one."""
+    form, model = FORMATS["gptq"], _Merged()
+    packed, given = form.pack(weight_of(128, 64)), {}
+    for leaf, tensor in packed.tensors.items():
+        given[f"attn.qkv_proj.{leaf}"] = tensor
+    names: dict[str, tuple[str, ...]] = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+    empty = {"attn.k_proj.bias": torch.zeros(32, dtype=torch.float16)}
+    load_weights(model, (given | empty).items(), names)
+    with pytest.raises(ModelLoadError, match=r"unexpected tensor attn\.k_proj\.bias \[32\]"):
+        load_weights(model, {"attn.k_proj.bias": torch.ones(32)}.items(), names)
+
+
 def test_quantised_rows_are_not_taken_out_of_rotary_pairs() -> None:
     """They would be cut where codes are packed otherwise."""
     packed = FORMATS["awq"].pack(weight_of(64, 64)).tensors

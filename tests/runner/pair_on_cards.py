@@ -21,7 +21,7 @@ from specengine.runner.communicators.one_shot import OneShotCommunicator
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
 
 CALLS, IN_A_GRAPH, REPLAYS = 1000, 100, 10
-WIDTHS, ROWS = (576, 2048, 4096), (1, 2, 4, 7, 16, 32, 64)
+WIDTHS, ROWS = (576, 2048, 4096), (1, 2, 4, 7, 16, 32, 64, 256)  # of which some go bare
 DEVICE = torch.device("cuda")
 Call = tuple[Tensor, Tensor | None]
 

@@ -12,6 +12,7 @@ from specengine.core.batch import AttentionBackend, ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import AttentionLimits
+from specengine.kernels.attention import flash_attention
 from specengine.runner import attention
 from specengine.runner.attention import make_attention_backends
 from specengine.runner.attention.by_phase import PhasedAttentionBackend
@@ -83,6 +84,17 @@ def test_names_are_of_prompts_rounds_and_drafts(monkeypatch: pytest.MonkeyPatch)
     )
     several = make_attention_backends(model, CPU)
     assert several.names == "fa for prompts, triton for rounds, torch for drafts"
+
+
+@pytest.mark.parametrize("phase", ["", "prefill_", "decode_", "draft_"])
+def test_refused_backend_is_named_by_its_flag(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "is_installed", lambda: True)
+    model = ModelConfig(model="m", **{f"{phase}attention_backend": "fa"})
+    flag = f"--{phase}attention-backend".replace("_", "-")
+    with pytest.raises(
+        ConfigError, match=f"^{flag} fa: fa needs a CUDA device; use torch on a CPU"
+    ):
+        make_attention_backends(model, CPU)
 
 
 class Counting(TorchAttentionBackend):

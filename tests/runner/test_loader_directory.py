@@ -65,6 +65,22 @@ def test_generation_config_decides_what_ends_a_text(directory: Path) -> None:
     assert resolve_model(ModelConfig(model=str(directory))).eos_token_ids == {3, 5}
 
 
+@pytest.mark.parametrize("differs", [True, False])
+def test_head_of_the_files_decides_whether_a_model_is_tied(differs: bool, directory: Path) -> None:
+    """As for transformers: configurations of Mistral 3 say nothing, and its default is true."""
+    _edit(directory / "config.json", tie_word_embeddings=True)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    head = tensors["lm_head.weight"]
+    if not differs:
+        tensors["lm_head.weight"] = head = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path)
+    source = resolve_model(ModelConfig(model=str(directory)))
+    model: Any = load_model(source, find_model_class, torch.float32, CPU, packs=False)
+    assert torch.equal(model.lm_head.weight, head)
+    assert (model.lm_head.weight is model.embed.weight) is not differs
+
+
 @pytest.mark.parametrize("index", [True, False])
 def test_shards_are_all_read(index: bool, directory: Path) -> None:
     expected = dict(iterate_safetensors(directory))

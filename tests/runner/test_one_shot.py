@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import FileStore
 
 from specengine.core.parallel import communicator
 from specengine.kernels.ranks import pair_sum
+from specengine.kernels.ranks.pair_sum import PairSum
 from specengine.runner.communicators import mapped_memory, one_shot, trial
 from specengine.runner.communicators.mapped_memory import MappedMemory
 from specengine.runner.communicators.one_shot import OneShotCommunicator, OwnKernel
@@ -190,6 +192,8 @@ def _threads(emulated_pair: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_sum, "can_run", lambda _: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(trial, "SIZES", (8, 576))
+    both_forms = partial(PairSum, largest_in_words=1024)
+    monkeypatch.setattr(one_shot, "PairSum", both_forms)
     monkeypatch.setattr(trial, "capture", lambda run, *_: ((graph := _Replay(run)), graph.found))
     monkeypatch.setattr(trial, "platform_of", lambda _: None)
     monkeypatch.setattr(Threads, "name_group", lambda _: None)
@@ -208,6 +212,14 @@ def sums(folder: Path) -> list[tuple[bool, Tensor]]:
         return ranks.is_one_kernel, ranks.all_reduce_add(x, stream)
 
     return on_threads(2, run)
+
+
+def test_trial_has_sums_of_both_forms_in_each_type() -> None:
+    """What it runs is compiled before a graph is captured."""
+    for dtype in pair_sum.DTYPES:
+        sizes = [count * dtype.itemsize for count in trial.SIZES]
+        assert {size <= pair_sum.LARGEST_IN_WORDS for size in sizes} == {False, True}
+        assert max(sizes) <= pair_sum.LARGEST
 
 
 @pytest.mark.usefixtures("_threads")

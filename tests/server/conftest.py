@@ -73,6 +73,7 @@ class FakeEngine:
     rids: list[str] = field(default_factory=list)
     given_up: list[list[str] | None] = field(default_factory=list)  # names, of each call
     updates: list[tuple[str | None, str | None]] = field(default_factory=list)  # of weights
+    refreshes: int = 0
     level: int = 0  # of sleep
 
     async def generate(
@@ -186,7 +187,7 @@ class FakeEngine:
         return self.level > 0
 
     async def refresh(self) -> None:
-        pass
+        self.refreshes += 1
 
     def shutdown(self) -> None:
         self.is_ready = False

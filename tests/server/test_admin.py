@@ -82,6 +82,13 @@ def test_server_info_hides_keys(guarded: Any) -> None:
     assert info["state"]["spec"]["num_draft_tokens"] == 20
 
 
+def test_server_info_asks_the_engine_for_its_counters(guarded: Any) -> None:
+    http, engine = guarded
+    before = engine.refreshes
+    assert http.get("/server_info", headers=key(ADMIN)).status_code == 200
+    assert engine.refreshes == before + 1
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_flush_cache(guarded: Any, method: str) -> None:
     answer = guarded[0].request(method, "/flush_cache", headers=key(ADMIN))

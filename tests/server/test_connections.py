@@ -119,8 +119,6 @@ SMUGGLED = b"0\r\n\r\n" + READY
         b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n" + READY,
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
-        b"GET /ready HTTP/1.1\r\nX: " + b"a" * (LIMITS.max_header_bytes + 1),
-        b"GET /ready HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
     ],
     ids=lambda content: ascii(content[len(HEAD) :][:40]),
 )
@@ -146,6 +144,34 @@ def test_header_at_its_limit_passes(strict: Site) -> None:
     longest = longest.replace(b"X: ", b"X: " + b"a" * (LIMITS.max_header_bytes - len(longest)))
     assert len(longest) == LIMITS.max_header_bytes
     assert statuses(exchange(strict, longest)) == [200]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET /ready HTTP/1.1\r\nX: " + b"a" * (LIMITS.max_header_bytes + 1),
+        b"GET /ready HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+        READY.replace(b"\r\n\r\n", b"\r\nX: " + b"a" * LIMITS.max_header_bytes + b"\r\n\r\n"),
+        READY.replace(b"Host: ", b"Host: " + b" " * LIMITS.max_header_bytes),
+        WHOLE.replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nX: " + b"a" * 16_384 + b"\r\n"),
+        WHOLE.replace(b"/v1/completions", b"/v1/completions?" + b"a" * 16_384),
+    ],
+    ids=["endless", "many", "whole", "spaces", "before a body", "first line"],
+)
+def test_header_beyond_its_limit_is_refused_by_the_flag(strict: Site, content: bytes) -> None:
+    """Also one that comes in one packet."""
+    answer = exchange(strict, content + READY)
+    assert statuses(answer) == [431]
+    assert b"--max-header-bytes" in answer
+    assert isinstance(strict.service.engine, FakeEngine)
+    assert strict.service.engine.prompts == []
+
+
+def test_large_body_behind_a_short_header_is_not_counted_as_header(strict: Site) -> None:
+    content = json.dumps({"model": "fake", "prompt": "x", "metadata": "a" * 40_000}).encode()
+    head = HEAD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    whole = head + b"Content-Length: %d\r\n\r\n" % len(content) + content
+    assert statuses(exchange(strict, whole)) == [200]
 
 
 HALVES = [

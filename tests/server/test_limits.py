@@ -64,6 +64,7 @@ SIZED: dict[tuple[str, str], tuple[str, Callable[[int], Json]]] = {
     ),
     ("max_prompts", "prompt"): (TEXT, lambda size: text(prompt=["x"] * size)),
     ("max_choices", "n"): (TEXT, lambda size: text(prompt=["x"], n=size)),
+    ("max_choices", "best_of"): (TEXT, lambda size: text(prompt=["x"], best_of=size)),
     ("max_stop_strings", "stop"): (TEXT, lambda size: text(stop=["zz"] * size)),
     ("max_stop_bytes", "stop"): (
         CHAT,
@@ -171,12 +172,51 @@ def test_long_lists_of_token_ids_are_refused_before_they_are_looked_at(
 def test_long_chats_are_refused_before_their_template(site: Any, engine: Any) -> None:
     """One refused for its tokens was rendered and tokenized; one refused for its bytes was not."""
     parts = [{"type": "text", "text": "é" * 400}] * 2
-    messages = [{"role": "user", "content": parts}, {"role": "user", "content": "x" * 1600}]
-    for reason in ("tokens, and the context length", "3201 bytes of text"):
+    messages = [{"role": "user", "content": parts}, {"role": "user", "content": "x" * 1500}]
+    for reason in ("tokens, and the context length", "3201 bytes of text;"):
         error = site.refusal(CHAT, 400, **chat(messages=messages))
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
         assert reason in error["message"]
-        messages.append({"role": "user", "content": "x"})
+        messages.append({"role": "user", "content": "x" * 101})
+
+
+LONG_TEXT = "x" * 3300
+CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": LONG_TEXT}}]
+TEMPLATE = (
+    "{{ extra }}{% for m in messages %}{{ m.name }}{{ m.content }}{{ m.reasoning_content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.arguments }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"chat_template_kwargs": {"extra": LONG_TEXT}}),
+        (CHAT, {"messages": [{"role": "user", "name": LONG_TEXT, "content": "x"}]}),
+        (CHAT, {"messages": [{"role": "assistant", "content": None, "tool_calls": CALLS}]}),
+        ("/tokenize", {"messages": [{"role": "user", "name": LONG_TEXT, "content": "x"}]}),
+        (
+            "/v1/responses",
+            {"input": "x", "chat_template_kwargs": {"extra": LONG_TEXT}},
+        ),
+    ],
+    ids=["variable", "name", "call", "tokenize", "responses"],
+)
+def test_chat_that_its_template_makes_long_is_refused_before_it_is_tokenized(
+    site: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, path: str, fields: Json
+) -> None:
+    def encode(*args: Any) -> list[int]:
+        raise AssertionError("tokenized")
+
+    engine.tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr("specengine.server.chat_plan.encode_text", encode)
+    monkeypatch.setattr("specengine.server.app.encode_text", encode)
+    body = fields if path == "/v1/responses" else chat(**fields) if path == CHAT else fields
+    error = site.refusal(path, 400, **{"model": "fake", **body})
+    param = "input" if path == "/v1/responses" else "messages"
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert error["message"].startswith(f"{param} has ")
+    assert "bytes of text as the template has them" in error["message"]
 
 
 def send(site: Any, content: bytes | Iterator[bytes]) -> httpx.Response:

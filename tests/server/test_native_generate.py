@@ -172,3 +172,21 @@ def test_what_is_not_served_is_refused_by_name(
     error = site.refusal(PATH, 400, **({"text": "abc"} | fields))
     assert error["param"] == param
     assert param.rpartition(".")[2] in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}]},
+        {"rid": ["a", "b"]},
+        {"return_logprob": [True, False]},
+    ],
+    ids=str,
+)
+def test_list_of_what_all_prompts_share_is_refused_with_what_to_do(
+    site: Any, engine: Any, fields: dict[str, Any]
+) -> None:
+    (name,) = fields
+    error = site.refusal(PATH, 400, text=["a", "b"], **fields)
+    expected = f"{name}: one holds for all prompts; send those of another apart"
+    assert (error["param"], error["message"]) == (name, expected)

@@ -47,6 +47,24 @@ def allowed(response: httpx.Response) -> str | None:
     return response.headers.get("access-control-allow-origin")
 
 
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (f"bearer {KEY}", 200),
+        (f"BEARER  {KEY}", 200),
+        (KEY, 401),
+        (f"Bearer{KEY}", 401),
+        (f"Bearer {KEY.upper()}", 401),
+        (f"Bearer {KEY} {KEY}", 401),
+        ("Bearer", 401),
+    ],
+)
+def test_name_of_the_scheme_may_have_any_case_and_the_key_not(given: str, status: int) -> None:
+    with serving() as url:
+        answer = httpx.get(url + "/v1/models", headers={"Authorization": given})
+        assert answer.status_code == status
+
+
 def test_other_origins_are_not_allowed_by_default() -> None:
     with serving() as url:
         assert preflight(url, ORIGIN).status_code == 401

@@ -89,6 +89,7 @@ def test_line_of_a_stream_that_fails_says_why(site: Any, engine: Any, lines: Lin
     line = only(lines)
     assert line["status"] == 200
     assert line["error_message"] == "internal error; the server's log has the details"
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (1, 1)
 
 
 def test_line_of_a_client_that_left(site: Any, engine: Any, lines: Lines) -> None:
@@ -97,7 +98,22 @@ def test_line_of_a_client_that_left(site: Any, engine: Any, lines: Lines) -> Non
         "POST", TEXT, json={"model": "fake", "prompt": "x", "stream": True, "max_tokens": 190}
     ) as response:
         next(response.iter_lines())
-    assert only(lines)["abandoned"] is True
+    line = only(lines)
+    assert line["abandoned"] is True
+    assert line["prompt_tokens"] == 1
+    assert 0 < line["completion_tokens"] < 150  # as far as they came
+    assert line["accepted_length"] >= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_line_of_a_prompt_that_is_scored_has_its_tokens(
+    site: Any, engine: Any, lines: Lines, stream: bool
+) -> None:
+    more = {"echo": True, "logprobs": 0, "max_tokens": 0, "stream": stream}
+    assert site.post(TEXT, model="fake", prompt="xyz", **more).status_code == 200
+    line = only(lines)
+    assert line["prompt_tokens"] == 3
+    assert "completion_tokens" not in line
 
 
 def test_wrong_keys_are_logged_and_probes_are_not(site: Any, engine: Any, lines: Lines) -> None:

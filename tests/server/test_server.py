@@ -45,6 +45,14 @@ def test_a_dead_engine_shows(site: Any, engine: Any) -> None:
     assert site.http.get("/ready").status_code == 503
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probe_by_head_has_the_status_alone(site: Any, engine: Any, path: str) -> None:
+    for engine.is_ready, status in ((True, 200), (False, 503)):
+        answer = site.http.head(path)
+        assert (answer.status_code, answer.content) == (status, b"")
+    engine.is_ready = True
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", [["one"], ["one", "two"]])
 def test_client_gone_aborts(site: Any, engine: Any, stream: bool, prompts: list[str]) -> None:
@@ -88,6 +96,16 @@ def test_the_api_describes_itself(site: Any, engine: Any) -> None:
     chat = schema["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "min_p", "stop_token_ids"} <= set(chat)
     assert "functions" not in chat
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/v1/nothing"])
+def test_unknown_path_is_told_where_known_ones_are_listed(
+    site: Any, engine: Any, path: str
+) -> None:
+    """Pages that would run scripts of other hosts are not served."""
+    error = site.http.get(path).json()["error"]
+    assert error["code"] == "not_found"
+    assert error["message"] == f"there is no {path} here; GET /openapi.json lists what is"
 
 
 def metrics(site: Any) -> dict[tuple[str, ...], float]:

@@ -6,13 +6,20 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.attention.paged_attention_ref import paged_attention
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from tests.support.padded_attention import attention
+from tests.support.padded_attention import Reading, padded_attention, read
 
 
 class DeviceLengths(TritonAttentionBackend):
-    """Reads lengths from the batch's tensors alone, as the Triton backend does."""
+    """Reads lengths from the batch's tensors alone, as the Triton backend does; once for the layers
+    of a forward, which come in their order. One request alone is faster by the reference, which
+    alone computes chunks."""
+
+    unguarded = ("_last",)
+
+    _last: tuple[PagedBatch, int | None, int, Reading] | None = None
 
     def forward_fused(
         self,
@@ -29,13 +36,20 @@ class DeviceLengths(TritonAttentionBackend):
         assert batch.attn_plan is not None
         paged: PagedBatch = batch.attn_plan.metadata
         caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        return attention(
-            q,
-            *caches,
-            paged,
-            layer.scale,
-            layer.sliding_window,
-            layer.softcap,
-            layer.sinks,
-            chunk=layer.attention_chunk,
-        )
+        given = paged, layer.scale, layer.sliding_window, layer.softcap, layer.sinks
+        if layer.attention_chunk is not None or len(paged.req_pool_indices) == 1:
+            return paged_attention(q, *caches, *given, layer.attention_chunk)
+        return padded_attention(q, *caches, *given, self._reading(paged, layer, len(q)))
+
+    def _reading(self, paged: PagedBatch, layer: AttentionLayer, total: int) -> Reading:
+        """A later layer of the forward before it sees the same; the first one is another forward's,
+        of tensors that may have changed."""
+        window = layer.sliding_window
+        if self._last is not None:
+            batch, before, number, reading = self._last
+            if batch is paged and before == window and layer.layer_id > number:
+                self._last = batch, window, layer.layer_id, reading
+                return reading
+        found = read(paged, total, window)
+        self._last = paged, window, layer.layer_id, found
+        return found

@@ -3,31 +3,54 @@ alone know, as the reference's, which takes a request at a time."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from specengine.kernels.attention import paged_attention_ref
 from specengine.kernels.attention.types import PagedBatch
 
 
-def attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: PagedBatch,
-    scale: float,
-    window: int | None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
-    """The faster of both. With a chunk the reference, which alone computes it."""
-    if chunk is not None:
-        given = q, k_cache, v_cache, batch, scale, window, softcap, sinks, chunk
-        return paged_attention_ref.paged_attention(*given)
-    alone = len(batch.req_pool_indices) == 1
-    takes = paged_attention_ref.paged_attention if alone else padded_attention
-    return takes(q, k_cache, v_cache, batch, scale, window, softcap, sinks)
+@dataclass(frozen=True)
+class Reading:
+    """What each query of a batch may see: the same in all layers of a forward that have the same
+    window."""
+
+    slots_BK: Tensor
+    visible_BNK: Tensor  # bool
+    is_even: bool  # as many queries of each request
+    rows_BN: Tensor  # of queries, past the last where a request has fewer; unread where it is even
+    shape: tuple[int, int]  # requests, and most queries of one
+
+
+def read(batch: PagedBatch, total: int, window: int | None) -> Reading:
+    """total: queries of all requests."""
+    device = batch.seq_lens.device
+    starts_B, counts_B = batch.qo_indptr[:-1], batch.qo_indptr.diff()
+    requests, num_queries = len(starts_B), int(counts_B.max())
+    if num_queries == 0:
+        return Reading(starts_B, starts_B, True, starts_B, (requests, 0))
+    num_keys = int(batch.seq_lens.max())
+    keys_K, queries_N = (torch.arange(n, device=device) for n in (num_keys, num_queries))
+    # Drafts of a round on the device may lie past the context; they lie in slot 0.
+    width = batch.req_to_token.shape[1]
+    slots_BK = batch.req_to_token[batch.req_pool_indices, :num_keys]
+    if num_keys > width:
+        slots_BK = torch.nn.functional.pad(slots_BK, (0, num_keys - width))
+    exists_BK = keys_K < batch.seq_lens[:, None]
+    slots_BK = slots_BK.where(exists_BK, slots_BK[:, :1])
+    prefix_B11 = (batch.seq_lens - counts_B)[:, None, None]
+    visible_BNK = _visible(batch, keys_K, queries_N, prefix_B11) & exists_BK[:, None]
+    is_even = int(batch.qo_indptr[-1]) == requests * num_queries
+    rows_BN = queries_N
+    if window is not None or not is_even:
+        rows_BN = starts_B[:, None] + queries_N
+    if window is not None:
+        rows = rows_BN.clamp(max=total - 1)
+        visible_BNK &= _near(batch, keys_K, queries_N, rows, prefix_B11, window)
+    if not is_even:
+        rows_BN = rows_BN.where(queries_N < counts_B[:, None], total)
+    return Reading(slots_BK, visible_BNK, is_even, rows_BN, (requests, num_queries))
 
 
 def padded_attention(
@@ -39,47 +62,34 @@ def padded_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    reading: Reading | None = None,
 ) -> Tensor:
-    """As kernels/attention/paged_attention.py has it."""
+    """As kernels/attention/paged_attention.py has it. reading: of this batch and window, if
+    known."""
     total, heads, size = q.shape
-    starts_B, counts_B = batch.qo_indptr[:-1], batch.qo_indptr.diff()
-    requests, num_queries = len(starts_B), int(counts_B.max())
-    num_keys = int(batch.seq_lens.max())
+    one = read(batch, total, window) if reading is None else reading
+    requests, num_queries = one.shape
     if num_queries == 0:
         return torch.empty_like(q)
-    keys_K, queries_N = (torch.arange(n, device=q.device) for n in (num_keys, num_queries))
-    # Drafts of a round on the device may lie past the context; they lie in slot 0.
-    width = batch.req_to_token.shape[1]
-    slots_BK = batch.req_to_token[batch.req_pool_indices, :num_keys]
-    if num_keys > width:
-        slots_BK = torch.nn.functional.pad(slots_BK, (0, num_keys - width))
-    exists_BK = keys_K < batch.seq_lens[:, None]
-    slots_BK = slots_BK.where(exists_BK, slots_BK[:, :1])
-    prefix_B11 = (batch.seq_lens - counts_B)[:, None, None]
-    visible_BNK = _visible(batch, keys_K, queries_N, prefix_B11) & exists_BK[:, None]
-    is_even = int(batch.qo_indptr[-1]) == requests * num_queries  # as many queries of each
-    rows_BN = read_BN = queries_N  # where they are not needed
-    if window is not None or not is_even:
-        rows_BN = starts_B[:, None] + queries_N
-        read_BN = rows_BN.clamp(max=total - 1)
-    if window is not None:
-        visible_BNK &= _near(batch, keys_K, queries_N, read_BN, prefix_B11, window)
-    read = q[: requests * num_queries] if is_even else q[read_BN]
+    count = requests * num_queries
+    taken = q[:count] if one.is_even else q[one.rows_BN.clamp(max=total - 1)]
     shape = (requests, num_queries, k_cache.shape[1], -1, size)  # [B, N, Hk, group, D]
-    q_BHGND = read.float().view(shape).permute(0, 2, 3, 1, 4)
-    k_BHKD = k_cache[slots_BK].float().transpose(1, 2)
-    v_BHKD = v_cache[slots_BK].float().transpose(1, 2)
-    given = q_BHGND, k_BHKD, v_BHKD, visible_BNK[:, None, None], scale
+    q_BHGND = taken.float().view(shape).permute(0, 2, 3, 1, 4)
+    k_BHKD = k_cache[one.slots_BK].float().transpose(1, 2)
+    v_BHKD = v_cache[one.slots_BK].float().transpose(1, 2)
+    given = q_BHGND, k_BHKD, v_BHKD, one.visible_BNK[:, None, None], scale
     if softcap is None and sinks is None:
         heads_BHGND = _attend(*given)
     else:
         heads_BHGND = _attend_capped(*given, softcap, sinks)
     found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(requests, num_queries, heads, -1)
+    if one.is_even and count == total:
+        return found.flatten(0, 1).to(q.dtype)
     out = torch.empty(total + 1, *found.shape[2:], dtype=q.dtype, device=q.device)
-    if is_even:
-        out[: requests * num_queries] = found.flatten(0, 1)
+    if one.is_even:
+        out[:count] = found.flatten(0, 1)
     else:
-        out[rows_BN.where(queries_N < counts_B[:, None], total)] = found.to(q.dtype)
+        out[one.rows_BN] = found.to(q.dtype)
     return out[:total]
 
 

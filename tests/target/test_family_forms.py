@@ -80,6 +80,25 @@ def test_pythia_as_it_was_published(tmp_path: Path, mini_runner: Any) -> None:
     assert_as_transformers(found, tmp_path, "gptneox")
 
 
+def test_ernie_with_its_mtp_layer_loads(tmp_path: Path, mini_runner: Any) -> None:
+    """Published as `mtp_block.0`, beside two norms and a projection."""
+
+    def add(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in list(tensors.items()):
+            if name.startswith("model.layers.0."):
+                tensors[name.replace("layers.0", "mtp_block.0")] = tensor.clone()
+        for name in ("emb_norm", "hidden_norm", "linear_proj"):
+            tensors[f"model.mtp_{name}.0.weight"] = torch.ones(64)
+
+    save_small_model("ernie4_5_moe", tmp_path, seed=5)
+    found = mini_runner(load(changed(tmp_path, add))).logits(ForwardMode.EXTEND, [PROMPT])
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: one for name, one in tensors.items() if ".mtp_" not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_as_transformers(found, tmp_path, "ernie4_5_moe")
+
+
 def test_heads_without_gains_are_refused(tmp_path: Path) -> None:
     save_small_model("stablelm", tmp_path, seed=5)
     name = "model.layers.1.self_attn.k_layernorm.norms.1.weight"

@@ -120,7 +120,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="SET",
         help="prompt sets by name, or JSONL files: lines with `prompt` (a text or token ids), "
-        "`turns` or `messages`; default: random prompts, all different",
+        "or lines with `turns` or `messages`; default: random prompts, all different",
     )
     group.add_argument("--data-dir", type=Path, metavar="DIR", help="where prompt sets lie")
     group.add_argument(

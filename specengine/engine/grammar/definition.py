@@ -46,6 +46,16 @@ def why_stuck(error: str) -> str:
 
 
 def shown(error: str) -> str:
-    """The first line of llguidance's message: the rest shows its state or the whole grammar."""
-    first = error.strip().split("\n", 1)[0]
-    return first if len(first) <= _MOST_SHOWN else first[:_MOST_SHOWN] + "..."
+    """The first line of llguidance's message: the rest shows its state or the whole grammar. Of a
+    regular expression, what is wrong with it, which stands further down."""
+    lines = error.strip().split("\n")
+    why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    if why is None:
+        return _cut(lines[0])
+    quoted = re.search(r"invalid regex (?=(.*) \(in regex\))", lines[0])
+    place = f" {_cut(quoted[1], _MOST_SHOWN // 2)}" if quoted else ""
+    return f"invalid regex{place}: {_cut(why, _MOST_SHOWN // 2)}"
+
+
+def _cut(text: str, most: int = _MOST_SHOWN) -> str:
+    return text if len(text) <= most else text[:most] + "..."

@@ -18,7 +18,7 @@ PATHS = {"ids": "/completions", "text": "/completions", "chat": "/chat/completio
 _SAID = "the river is green and the stone under a small window was silver until morning came again"
 _WORDS = tuple(_SAID.split())
 
-Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, messages
+Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, messages (of sets)
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class Requests:
         )
 
     def _body(self, model: str, prompt: Prompt, max_tokens: int) -> bytes:
+        if self.send == "chat" and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
         body: dict[str, Any] = {
             "model": model,
             ("messages" if self.send == "chat" else "prompt"): prompt,
@@ -96,11 +98,9 @@ def check_send(send: str, sets: Sequence[PromptSet], lines: Sequence[Prompt]) ->
     if sets and send == "ids":
         raise ConfigError("--send ids: prompt sets are texts; say --send chat or --send text")
     for line in lines:
-        is_chat = isinstance(line, list) and isinstance(line[0], dict)
-        is_ids = isinstance(line, list) and not is_chat
-        fits = {"ids": is_ids, "chat": is_chat, "text": isinstance(line, str)}
-        if not fits[send]:
-            raise ConfigError(f"--send {send}: a prompt of the file is not of this kind")
+        if isinstance(line, str) == (send == "ids"):
+            kind = "a text" if send == "ids" else "token ids"
+            raise ConfigError(f"--send {send}: a prompt of the file is {kind}")
 
 
 def find_prompts(
@@ -132,6 +132,8 @@ def _ready_lines(path: Path) -> list[Prompt]:
             except ValueError:
                 return []  # the reader of prompt sets says what is wrong
             if not isinstance(row, dict) or "prompt" not in row:
+                if found:
+                    raise ConfigError(f"{path}:{number} has no `prompt`, as the lines before have")
                 return []
             found.append(_ready(row["prompt"], f"{path}:{number}"))
     return found

@@ -45,19 +45,30 @@ def make_attention_backends(model: ModelConfig, device: torch.device) -> Attenti
     """Those that --attention-backend and its forms for prompts, rounds and drafts name. Raises
     ConfigError."""
     target = _by_phase(model, device)
-    name = model.draft_attention_backend
-    return AttentionBackends(target, make_attention_backend(name, device) if name else target)
+    draft = model.draft_attention_backend and _of_flag(model, "draft_attention_backend", device)
+    return AttentionBackends(target, draft or target)
 
 
 def _by_phase(model: ModelConfig, device: torch.device) -> AttentionBackend:
-    prefill = model.prefill_attention_backend or model.attention_backend
-    decode = model.decode_attention_backend or model.attention_backend
+    fields = [
+        field if getattr(model, field) else "attention_backend"
+        for field in ("prefill_attention_backend", "decode_attention_backend")
+    ]
+    prefill, decode = (getattr(model, field) for field in fields)
     if prefill == decode:
-        return make_attention_backend(prefill, device)
+        return _of_flag(model, fields[0], device)
     from specengine.runner.attention.by_phase import PhasedAttentionBackend
 
-    made = [make_attention_backend(name, device) for name in (prefill, decode)]
-    return PhasedAttentionBackend(*made)
+    return PhasedAttentionBackend(*(_of_flag(model, field, device) for field in fields))
+
+
+def _of_flag(model: ModelConfig, field: str, device: torch.device) -> AttentionBackend:
+    """What a field names. Raises ConfigError, which names its flag."""
+    name = getattr(model, field)
+    try:
+        return make_attention_backend(name, device)
+    except ConfigError as error:
+        raise ConfigError(f"--{field.replace('_', '-')} {name}: {error}") from error
 
 
 def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
@@ -79,14 +90,14 @@ def make_torch(device: torch.device) -> AttentionBackend:
 
 
 def make_triton(device: torch.device) -> AttentionBackend:
-    _require(has_triton(), "triton", "triton")
+    _require(has_triton(), "triton")
     from specengine.runner.attention.triton_backend import TritonAttentionBackend
 
     return TritonAttentionBackend(device)
 
 
 def make_flashinfer(device: torch.device) -> AttentionBackend:
-    _require(find_spec("flashinfer") is not None, "flashinfer", "flashinfer-python")
+    _require(find_spec("flashinfer") is not None, "flashinfer-python")
     _require_cuda(device, "flashinfer")
     from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
 
@@ -94,7 +105,7 @@ def make_flashinfer(device: torch.device) -> AttentionBackend:
 
 
 def make_fa(device: torch.device) -> AttentionBackend:
-    _require(flash_attention.is_installed(), "fa", "sglang-kernel")
+    _require(flash_attention.is_installed(), "sglang-kernel")
     _require_cuda(device, "fa")
     from specengine.runner.attention.flash_backend import FlashAttentionBackend
 
@@ -102,22 +113,20 @@ def make_fa(device: torch.device) -> AttentionBackend:
         flash = flash_attention.load()
     except ImportError as error:
         raise ConfigError(
-            f"--attention-backend fa: FlashAttention 3 cannot be loaded ({error}); install a build "
-            "for this PyTorch, or use --attention-backend triton"
+            f"FlashAttention 3 cannot be loaded ({error}); install a build for this PyTorch, or "
+            "use triton"
         ) from error
     return FlashAttentionBackend(flash)
 
 
-def _require(is_there: bool, name: str, package: str) -> None:
+def _require(is_there: bool, package: str) -> None:
     if not is_there:
-        raise ConfigError(
-            f"--attention-backend {name}: {package} is not installed; install specengine[cuda]"
-        )
+        raise ConfigError(f"{package} is not installed; install specengine[cuda]")
 
 
 def _require_cuda(device: torch.device, name: str) -> None:
     if device.type != "cuda":
-        raise ConfigError(f"--attention-backend {name} needs a CUDA device; use torch on a CPU")
+        raise ConfigError(f"{name} needs a CUDA device; use torch on a CPU")
 
 
 def _choose(device: torch.device) -> AttentionBackend:

@@ -20,6 +20,7 @@ from specengine.runner.loader.hf_directory import (
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.pooling import as_decoder, read_pooling
+from specengine.runner.loader.tied_head import untie_own_head
 
 __all__ = ["CACHE_VARIABLE", "ModelSource", "cache_directory", "resolve_model"]
 
@@ -76,6 +77,7 @@ def _directory(directory: Path, name: str) -> ModelSource:
             raise ModelLoadError(f"{directory} has several GGUF files: name one of {names}")
         return _file(gguf_files[0])
     hf_config = read_config(directory)
+    untie_own_head(hf_config, directory)
     eos = read_eos_token_ids(directory, hf_config)
     pooling = read_pooling(directory)
     if pooling is not None:

@@ -89,6 +89,10 @@ def _of_params(error: RequestError) -> RequestError:
 
 
 Ids = list[int]
+_FOR_ALL = (
+    *(PARAMS, "rid", "return_logprob", "logprob_start_len", "top_logprobs_num"),
+    *("priority", "return_text_in_logprobs"),
+)
 
 
 def _texts(value: Any) -> Any:
@@ -133,6 +137,16 @@ class NativeRequest(Strict):
     return_text_in_logprobs: bool | None = None
     priority: int | None = Field(default=None, description="the lowest is served first; else 0")
     speculative: Speculative | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, data: Any) -> Any:
+        """SGLang takes a list of these as well, one for each prompt."""
+        for name in _FOR_ALL if isinstance(data, dict) else ():
+            if isinstance(data.get(name), list):
+                message = f"{name}: one holds for all prompts; send those of another apart"
+                raise RequestError(message, name)
+        return data
 
     @model_validator(mode="after")
     def _one_of_both(self) -> NativeRequest:

@@ -30,7 +30,7 @@ async def responses_job(
     """Raises ApiError or RequestError where the request cannot be served."""
     chat = body.to_chat()
     try:
-        plan = await asyncio.to_thread(plan_chat, engine, chat)
+        plan = await asyncio.to_thread(plan_chat, engine, chat, "input")
     except RequestError as error:
         raise renamed(error) from None
     check_context(engine, [plan.prompt], "input")

@@ -70,6 +70,7 @@ def touch_all_memory(served: Served) -> None:
 def used_slots(served: Served) -> int:
     """KV slots that are not free; the prefix cache is empty."""
     state = operator_state(served)
+    assert state["num_slots"] > 0
     return int(state["num_slots"] - state["num_free_slots"])
 
 

@@ -16,22 +16,25 @@ from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.phases import Phases
 from tests.support.ranks import SMALL
 
+_links: list[Any] = []  # to ranks that run
 
-@pytest.fixture(scope="session")
-def _started() -> Iterator[list[Any]]:
-    links: list[Any] = []
-    yield links
-    for one in links:
-        one.watch.end()
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ranks end with the tests of this folder: while they wait, they look for messages a thousand
+    times a second."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        while _links:
+            _links.pop().watch.end()
 
 
 @pytest.fixture(scope="module")
-def link(_started: list[Any]) -> Link:
+def link() -> Link:
     """To two ranks, which are started once a process: each takes as long as a whole file of tests.
     Where they have ended since, to two new ones."""
-    if not _started or _started[-1].watch.failure is not None:
-        _started.append(start_ranks(config_from_flags({**SMALL, "tp_size": 2}), Phases()))
-    found: Link = _started[-1]
+    if not _links or _links[-1].watch.failure is not None:
+        _links.append(start_ranks(config_from_flags({**SMALL, "tp_size": 2}), Phases()))
+    found: Link = _links[-1]
     return found
 
 

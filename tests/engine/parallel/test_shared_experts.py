@@ -81,10 +81,13 @@ def together(
 def test_any_of_three_ranks_may_be_idle(
     spec: SpecConfig | None, where: str, small_models: Any, tmp_path: Path
 ) -> None:
-    """Every pattern of busy and idle, and ranks that begin later."""
+    """Every pattern of busy and idle, and ranks that begin later. Of drafts and of rounds on the
+    device those where some idle, a rank alone or not."""
     folder = small_models["qwen3moe"]
     expected = alone(folder, spec)
     busy = [*product([False, True], repeat=3)]
+    if spec is not None or where == "device":
+        busy = [one for one in busy if 0 < sum(one) < 3]
     patterns = [
         [[(rank, 2 * rank)] if is_busy else [] for rank, is_busy in enumerate(one)] for one in busy
     ]

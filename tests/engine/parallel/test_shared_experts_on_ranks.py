@@ -34,15 +34,17 @@ PIECES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread_a_rank")
-@pytest.mark.parametrize(
-    "more", [{}, pytest.param(PIECES, marks=pytest.mark.slow)], ids=["whole", "in pieces"]
-)
+@pytest.mark.parametrize("more", [{}, PIECES], ids=["whole", "in pieces"])
 def test_engines_of_two_ranks_share_experts(
     more: dict[str, Any], small_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Each says what it says alone, whichever other idles, and after all have slept. In pieces in
-    `make test-all`: each of the four ranks traces the model."""
+    """Each says what it says alone, whichever other idles, and after all have slept. In
+    `make test-all`: four ranks take long to start. In `make test` engines of two ranks that share
+    experts are served and sleep (tests/e2e/test_several_engines.py), drafters idle beside others in
+    rounds on the device (test_shared_experts.py), and two ranks draft as one (test_ranks_agree.py).
+    """
     folder, meeting = small_models["qwen3moe"], tmp_path / "meeting"
     meeting.mkdir()
     cases: list[tuple[SpecConfig | None, str]] = [

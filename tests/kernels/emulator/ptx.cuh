@@ -145,6 +145,8 @@ inline void look_at_words(const u64* at, u64& first, u64& second) {
   first = __atomic_load_n(at, __ATOMIC_RELAXED);
   second = __atomic_load_n(at + 1, __ATOMIC_RELAXED);
 }
+inline void tell_other_gpu(u32* flag, u32 value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+inline u32 told_by_other_gpu(const u32* flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
 inline u64 nanoseconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
