@@ -171,6 +171,21 @@ def test_of_equal_scores_the_first_expert_is_chosen(backend: Any, device: torch.
     torch.testing.assert_close(found.weights_TK, torch.full((2, 3), 1 / 3, device=device))
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, under the interpreter
+def test_a_row_without_numbers_has_different_experts(
+    value: float, name: str, backend: Any, device: torch.device
+) -> None:
+    """Kernels count the rows of an expert by it, and write as many."""
+    count, routing = ROUTINGS[name]
+    weight = torch.ones(count, HIDDEN, device=device)
+    x = torch.full((2, HIDDEN), value, device=device)
+    ids = route(x, Router(weight), routing, backend=backend).ids_TK.tolist()
+    assert all(len({*row}) == routing.num_chosen and {*row} <= {*range(count)} for row in ids)
+
+
 @pytest.mark.slow
 def test_all_forms_compile_for_hopper(triton_cache: Path) -> None:
     """The interpreter takes what the compiler does not, and has no end of shared memory."""
