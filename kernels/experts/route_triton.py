@@ -144,8 +144,8 @@ def _choose_kernel(
         ranks = tl.where(is_chosen[:, None] == 1, ranks, float("-inf"))
     scores = tl.reshape(scores, (BLOCK_G * BLOCK_M,))
     places, slots = tl.arange(0, BLOCK_G * BLOCK_M), tl.arange(0, BLOCK_C)
-    # Behind every rank: no expert, or one that is chosen. A row of NaN has -inf alone for ranks, and
-    # kernels that read the choice rely on different experts.
+    # Behind every rank: no expert, or one that is chosen. A row of NaN has -inf alone for ranks,
+    # and kernels that read the choice rely on different experts.
     last = tl.full((BLOCK_G * BLOCK_M,), -(2**63 - 1), tl.int64)
     keys = _sortable(tl.reshape(ranks, (BLOCK_G * BLOCK_M,)), places)
     keys = tl.where(tl.reshape(is_e, (BLOCK_G * BLOCK_M,)), keys, last)
