@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ from tests.support.families import VOCAB, SmallModels
 
 if TYPE_CHECKING:
     from tests.kernels.emulated_cuda import Compiled
+
+CacheFolder = Callable[[str], Path]
 
 # Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
 # imported anywhere in the process.
@@ -41,6 +43,16 @@ def pytest_configure() -> None:
     file begins with a collection. Not on a GPU, whose memory objects may keep."""
     if not torch.cuda.is_available():
         gc.set_threshold(10_000, 10, 10)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What files import stays: to look through it for garbage takes a tenth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -113,9 +125,32 @@ def _authorities_are_read_once() -> Iterator[None]:
         yield
 
 
-def kept_folder(config: pytest.Config, name: str, digest: str) -> Path:
-    """In pytest's cache, for what follows from files of this digest alone; older ones go."""
-    folder = Path(config.cache.mkdir(f"{name}-{digest}"))
+@pytest.fixture(scope="session")
+def cache_folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> CacheFolder:
+    """A folder of this name in pytest's cache; with `-p no:cacheprovider` one of this run."""
+    cache = getattr(request.config, "cache", None)
+    if cache is not None:
+        return lambda name: Path(cache.mkdir(name))
+    place = place_of_run(tmp_path_factory) / "cache"
+
+    def made(name: str) -> Path:
+        (place / name).mkdir(parents=True, exist_ok=True)
+        return place / name
+
+    return made
+
+
+def place_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder that all processes of a run share."""
+    place = tmp_path_factory.getbasetemp()  # of this process
+    return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+
+
+def kept_folder(cache_folder: CacheFolder, name: str, digest: str) -> Path:
+    """For what follows from files of this digest alone; older ones go."""
+    folder = cache_folder(f"{name}-{digest}")
     for older in folder.parent.glob(f"{name}-*"):
         if older != folder:
             shutil.rmtree(older, ignore_errors=True)
@@ -123,20 +158,18 @@ def kept_folder(config: pytest.Config, name: str, digest: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def emulated(cache_folder: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Compiles CUDA C++ for this machine's processor, each form once until a source changes."""
     from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
 
     if COMPILER is None:
         pytest.skip("no C++ compiler, or not Linux")
-    libraries = kept_folder(request.config, "emulated", digest_of_sources())
+    libraries = kept_folder(cache_folder, "emulated", digest_of_sources())
     return compiler_into(tmp_path_factory.mktemp("emulated"), libraries)
 
 
 @pytest.fixture(scope="session")
-def emulated_pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Compiled:
+def emulated_pair(cache_folder: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """As `emulated`, for two threads at once: a library runs one launch at a time, and each rank of
     tests/support/pretended_ranks.py has its own."""
     from specengine.core.parallel import communicator
@@ -146,7 +179,7 @@ def emulated_pair(
         pytest.skip("no C++ compiler, or not Linux")
     of_ranks = []
     for rank in range(2):
-        libraries = kept_folder(request.config, f"rank{rank}-emulated", digest_of_sources())
+        libraries = kept_folder(cache_folder, f"rank{rank}-emulated", digest_of_sources())
         of_ranks.append(compiler_into(tmp_path_factory.mktemp("emulated-rank"), libraries))
     return lambda *given: of_ranks[communicator().rank](*given)
 
@@ -154,10 +187,7 @@ def emulated_pair(
 @pytest.fixture(scope="session")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A random model of each registered family, saved as transformers saves them, by family."""
-    place = tmp_path_factory.getbasetemp()  # of this process
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        place = place.parent
-    return SmallModels(place / "small-models", save_tokenizer)
+    return SmallModels(place_of_run(tmp_path_factory) / "small-models", save_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -59,6 +60,8 @@ def test_script_of_host_time_writes_positive_figures(
     name: str,
     options: list[str],
 ) -> None:
+    # What one script settles stays so for the next: else each walks through all that is imported.
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
     script = load(name)
     tables: list[list[dict[str, Any]]] = []
     monkeypatch.setattr(script.report, "write", lambda *given: tables.append(given[3]))

@@ -13,7 +13,7 @@ from specengine.target.models.llama import LlamaForCausalLM
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """Biases on q, k and v; a sliding window in the layers that the configuration marks."""
 
-    gguf: ClassVar[GgufFormat | None] = GgufFormat(("qwen2",), "qwen2")
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(("qwen2", "qwen2vl"), "qwen2")
     language_parts: ClassVar[tuple[str, ...]] = ("qwen2_vl_text", "qwen2_5_vl_text")
 
     @classmethod
@@ -28,7 +28,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 class Qwen3ForCausalLM(Qwen2ForCausalLM):
     """Heads of q and k normalised; biases only where the configuration says so."""
 
-    gguf: ClassVar[GgufFormat | None] = GgufFormat(("qwen3",), "qwen3")
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(("qwen3", "qwen3vl"), "qwen3")
     language_parts: ClassVar[tuple[str, ...]] = ("qwen3_vl_text",)
     small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "tie_word_embeddings": True}
 

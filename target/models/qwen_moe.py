@@ -65,7 +65,7 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
     """Experts chosen by softmax in all layers but those that the configuration leaves out."""
 
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
-        ("qwen3moe",),
+        ("qwen3moe", "qwen3vlmoe"),
         "qwen3_moe",
         tensors=GGUF_EXPERTS,
         metadata=_GGUF_METADATA,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import runpy
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +46,19 @@ def shape(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.fixture
+def _checkpoint_is_written_here(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its script, of whose imports this process has made most."""
+
+    def finished(command: Sequence[str], limit: float) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [*command[1:]])
+            runpy.run_path(command[1], run_name="__main__")
+
+    monkeypatch.setattr(script, "finished", finished)
+
+
+@pytest.mark.usefixtures("_checkpoint_is_written_here")
 def test_engines_run_on_one_checkpoint_and_a_failed_peer_loses_no_other(
     script: ModuleType, shape: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

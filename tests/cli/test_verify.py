@@ -26,7 +26,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "AROUND_RULES", engine_mutants.AROUND_RULES[1:2])
     plan = replace(
         suite.QUICK,
-        engine=replace(suite.QUICK.engine, num_requests=12, draft_requests=40, greedy_tokens=12),
+        engine=replace(suite.QUICK.engine, num_requests=6, draft_requests=20, greedy_tokens=10),
         states=suite.QUICK.states[:1],
     )
     monkeypatch.setattr(suite, "QUICK", plan)

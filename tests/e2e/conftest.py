@@ -1,4 +1,4 @@
-"""SmolLM2 in float32, loaded once a file: that takes longer than what most tests ask of it."""
+"""SmolLM2 in float32, loaded once a process: that takes longer than what most tests ask of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specengine.engine.phases import Phases
 Make = Callable[..., LLM]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def smollm2_llm(smollm2: str) -> Make:
     """An `LLM` of its own engine: (spec=None, **flags)."""
     weights = {"model": smollm2, "dtype": "float32"}

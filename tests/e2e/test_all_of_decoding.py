@@ -90,7 +90,14 @@ class World:
 
 # Which of prompts and samplings what is asked for meets, by turns.
 ALL = ((0, 1, 2, 3),)
-HALF = ((0, 3), (1, 2))  # each prompt and each sampling
+ONE = ((0,), (3,), (1,), (2,))
+# In make test each option meets one of them in a batch, and each of them over four drafters.
+PLACED = [
+    pytest.param(*case, places, marks=marks, id=f"{case[0]}-{case[1]}-{len(places[0])}")
+    for number, case in enumerate(CASES)
+    for turn in [number % len(ONE)]
+    for places, marks in (((*ONE[turn:], *ONE[:turn]), []), (ALL, [pytest.mark.slow]))
+]
 
 
 def answers(engine: Engine, state: State, places: Sequence[Sequence[int]]) -> list[RequestOutput]:
@@ -140,13 +147,11 @@ def assert_same_logprobs(
         assert all(a == pytest.approx(b, abs=1e-4) for (_, a), (_, b) in best)
 
 
-@pytest.mark.parametrize("places", [HALF, pytest.param(ALL, marks=pytest.mark.slow)], ids=len)
-@pytest.mark.parametrize(("name", "state"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "state", "places"), PLACED)
 def test_rounds_give_what_plain_decoding_gives(
     name: str, state: State, places: Sequence[Sequence[int]], world: World
 ) -> None:
-    """Each option with each prompt and each sampling; with every pair of these in make
-    test-all."""
+    """Each option with a prompt and a sampling; with every pair of these in make test-all."""
     engine = world.engine(name, state)
     found = answers(engine, state, places)
     assert len({one.rid for one in found}) == len(ASKED) * len(places[0])

@@ -14,7 +14,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.draft.standalone.worker import StandaloneWorker
 from tests.draft import eagle_checkpoints as checkpoints
 
-NEW_TOKENS = 24
+NEW_TOKENS = 18
 STEPS = 3
 PROMPTS = [
     "abcabcabcabcabc",
@@ -254,7 +254,7 @@ def test_a_seed_fixes_what_sampled_drafts_come_to(
     """Alone and in company, whatever rule weighs the drafts."""
     shape = SHAPES["tree" if verify == "sibling" else "chain"]
     spec = spec_of("STANDALONE", drafts["STANDALONE"], draft_sampling=True, verify=verify, **shape)
-    params = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
+    params = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
     llm = make(target, spec, disable_radix_cache=True)
     alone = [llm.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
     together = llm.generate(PROMPTS, params)
@@ -272,7 +272,7 @@ def test_a_seed_fixes_the_output_of_matched_drafts(
 ) -> None:
     """Among greedy requests, and whether drafts were sampled or not."""
     warm = SamplingParams(
-        max_tokens=24, temperature=0.7, top_p=0.9, seed=7, ignore_eos=True, min_p=0.01
+        max_tokens=16, temperature=0.7, top_p=0.9, seed=7, ignore_eos=True, min_p=0.01
     )
     params = [warm, replace(warm, temperature=0.0), replace(warm, presence_penalty=0.5)]
     plain = make(target, None).generate(PROMPTS[:3], params)

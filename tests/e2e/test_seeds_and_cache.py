@@ -21,7 +21,7 @@ from specengine.runner.loader.loaded_model import LoadedModel
 from tests.halves import each_value
 
 SHARED = "You are a tiny model, and say what comes to mind. "  # 50 tokens
-ENDINGS = ("a cat", "the dog", "0123", "more, more")
+ENDINGS = ("a cat", "the dog", "more, more")
 LETTERS = "abcdef"  # few, so that random drafts are often right
 CASES = [
     ("EAGLE sampled chain", "rejection"),
@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def ask(engine: Engine, ending: str) -> Ask:
     encode, seed = engine.parts.tokenizer, ENDINGS.index(ending)
     letters = dict.fromkeys(encode(LETTERS)["input_ids"], 100.0)
-    params = SamplingParams(max_tokens=24, logit_bias=letters, seed=seed, ignore_eos=True)
+    params = SamplingParams(max_tokens=18, logit_bias=letters, seed=seed, ignore_eos=True)
     return Ask(list(encode(SHARED + ending)["input_ids"]), params)
 
 

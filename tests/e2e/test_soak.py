@@ -17,7 +17,7 @@ from specengine.engine.proof.tiny_model import save_tiny_models
 from specengine.engine.proof.workload import Workload
 from specengine.runner.loader.loaded_model import LoadedModel
 
-REQUESTS = 30
+REQUESTS = 24
 
 
 @dataclass

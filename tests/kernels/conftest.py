@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specengine.kernels.dispatch import Backend
+from tests.conftest import CacheFolder
 from tests.kernels.emulated_rows import emulate_rows
 
 HAS_CUDA = torch.cuda.is_available()
@@ -57,7 +58,7 @@ def seeded() -> None:
 
 
 @pytest.fixture
-def triton_cache(request: pytest.FixtureRequest) -> Path:
+def triton_cache(cache_folder: CacheFolder) -> Path:
     """Kept from run to run: Triton compiles a kernel again when its source or the compiler is
     another."""
-    return Path(request.config.cache.mkdir("triton"))
+    return cache_folder("triton")

@@ -195,7 +195,7 @@ FORKS = """
 import os, signal, sys
 import common, torch
 
-args = common._parse("peer", ["--algorithm", "EAGLE3", "--json", "x"])
+args = common._parse("peer", ["--algorithm", "EAGLE3", "--random-draft", "512", "--json", "x"])
 with common._model(args) as model, common._spec(args, model) as spec:
     assert (spec.draft / "model.safetensors").is_file()
     assert torch.get_num_threads() == 2

@@ -23,14 +23,14 @@ from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 from tests.support.mtp_targets import predictable
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 4, "to be or not to be, that is to be"]
-GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)
 LIMITED = replace(GREEDY, speculative=SpecControl(num_steps=1))
 BATCHES = [
     [
         replace(GREEDY, temperature=0.8, seed=5),
         replace(GREEDY, logprobs=2),
         LIMITED,
-        SamplingParams(max_tokens=16, temperature=0.0, grammar=GrammarSpec.regex("[a-f]{60}")),
+        SamplingParams(max_tokens=12, temperature=0.0, grammar=GrammarSpec.regex("[a-f]{60}")),
     ],
     [replace(GREEDY, presence_penalty=0.7, frequency_penalty=0.2)] * 2,
 ]

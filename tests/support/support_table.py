@@ -44,7 +44,12 @@ COLUMNS = (
         lambda family, test: family in test.CONVERSIONS,
     ),
     Column(
-        "FP8, 4 bits",
+        "FP8",
+        "tests/target/test_quantised_families.py",
+        lambda family, test: family in test.READ,
+    ),
+    Column(
+        "AWQ, GPTQ, W4A16",
         "tests/e2e/test_quantised_models.py",
         lambda family, test: family == "llama",
     ),

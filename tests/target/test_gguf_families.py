@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,25 @@ def test_mimo_that_was_converted_as_qwen2_loads_as_qwen2(tmp_path: Path, mini_ru
     folder = save_small_model("mimo", tmp_path / "small", 3)
     path = convert(folder, tmp_path / "small.gguf", CONVERSIONS["qwen2"][0])
     check(path, "Qwen2ForCausalLM", reference_model(folder, "mimo"), mini_runner)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3moe", "qwen3vlmoe")],
+)
+def test_language_part_of_qwen_vl_loads_as_its_family(
+    family: str, architecture: str, tmp_path: Path, mini_runner: Any
+) -> None:
+    """What sees is a file of its own."""
+    plain = CONVERSIONS[family][0]
+
+    def metadata(fields: dict[str, Any]) -> dict[str, Any]:
+        return {**plain.metadata(fields), "rope.dimension_sections": [6, 5, 5, 0]}
+
+    conversion = replace(plain, architecture=architecture, metadata=metadata)
+    folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
+    path = convert(folder, tmp_path / "small.gguf", conversion)
+    check(path, FAMILIES[family], reference_model(folder, family), mini_runner)
 
 
 @pytest.mark.parametrize("given", ["folder", "last part"])

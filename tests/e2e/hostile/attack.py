@@ -110,16 +110,18 @@ def verdict(status: int, text: str) -> str | None:
 
 class Attack:
     """count: requests in all. haste: how many times sooner clients go away, and let go of
-    connections that they leave open."""
+    connections that they leave open. draws: whether schemathesis draws some, where it is there."""
 
-    def __init__(self, served: Served, count: int, seed: int, haste: float = 1.0) -> None:
+    def __init__(
+        self, served: Served, count: int, seed: int, haste: float = 1.0, draws: bool = True
+    ) -> None:
         self.outcome = Outcome()
         self._haste = haste
         self._served = served
         self._count = count
         self._random = Random(seed)
         self._sources: dict[str, Callable[[], Hostile]] = {"mutated": Mutations(seed).next}
-        if find_spec("schemathesis") is not None:
+        if draws and find_spec("schemathesis") is not None:
             document = httpx.get(f"{served.url}/openapi.json").json()
             drawn = Drawn(document, seed)
             # At once: some take seconds to draw, in which no client would get its turn.
@@ -187,11 +189,16 @@ class Attack:
 
 
 def attack(
-    served: Served, count: int, seed: int = 0, warm_up: int = 300, haste: float = 1.0
+    served: Served,
+    count: int,
+    seed: int = 0,
+    warm_up: int = 300,
+    haste: float = 1.0,
+    draws: bool = True,
 ) -> Outcome:
     """warm_up: hostile requests before memory is looked at, so that all is loaded. With 0,
-    neither memory is measured nor what probes take before. haste: of Attack."""
-    one = Attack(served, count, seed, haste)
+    neither memory is measured nor what probes take before. haste, draws: of Attack."""
+    one = Attack(served, count, seed, haste, draws)
     outcome = one.outcome
     if warm_up:
         touch_all_memory(served)

@@ -13,7 +13,16 @@ import pytest
 from tests.e2e.hostile import attack, soak
 from tests.e2e.hostile.bodies import GRAMMARS, Mutations, known
 from tests.e2e.hostile.watch import GROWTH, Holdings, Probes
-from tests.protocol.answers import ask, assert_drafts_change_nothing
+from tests.protocol.answers import (
+    ask,
+    assert_drafts_change_nothing,
+    assert_same,
+    flags_of,
+    num_accepted,
+    settled,
+)
+from tests.protocol.table import MODELS
+from tests.support.live_server import live_server
 from tests.support.processes import Served, serving
 
 
@@ -29,7 +38,7 @@ def served(folder: Path) -> Iterator[Served]:
 
 
 def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
-    outcome = attack.attack(served, 80, warm_up=0, haste=4)
+    outcome = attack.attack(served, 80, warm_up=0, haste=4, draws=False)
     assert outcome.num_sent == 80
     assert outcome.bad == []
     assert outcome.probes.failed == []
@@ -38,16 +47,23 @@ def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(served: Served) -> dict[str, Any]:
-    """Answers to the table's bodies and to longer ones, by name."""
-    return soak.answers_without_drafts(served, soak.bodies())
+def plain(folder: Path) -> dict[str, Any]:
+    """Answers to the table's bodies and to longer ones, by name: of an engine that does not draft,
+    in this process."""
+    with live_server(flags_of(folder), None) as live:
+        return asyncio.run(soak.answers(live.url, soak.bodies(), {}))
 
 
 def test_each_body_of_the_protocol_is_answered_as_without_drafts(
     served: Served, plain: dict[str, Any]
 ) -> None:
-    """By front ends and an engine in processes of their own."""
+    """By front ends and an engine in processes of their own, to which no field may be lost."""
     assert_drafts_change_nothing(plain, asyncio.run(ask(served.url)))
+    for path in MODELS:
+        (body,) = [one for one in soak.bodies() if one.name == f"model {path}"]
+        ((name, answer),) = soak.answers_without_drafts(served, [body]).items()
+        assert num_accepted(answer) == 0, path
+        assert_same(settled(plain[name]), settled(answer), name)
 
 
 def test_mixed_requests_answer_as_without_drafts(served: Served, plain: dict[str, Any]) -> None:
