@@ -79,6 +79,7 @@ def graphs(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> prefill.Prefill
         row = rows.alloc()
         assert row is not None
         rows.write(row, 0, slots[i * CONTEXT : (i + 1) * CONTEXT])
+    rows.flush()
     backend = MixedAttentionBackend(DEVICE, flash)
     pools = MemoryPools(rows, kv)  # type: ignore[arg-type]
     runner = ModelRunner(model, DEVICE, pools, backend, feature_layers=(0, 2))  # type: ignore[arg-type]
