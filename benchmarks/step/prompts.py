@@ -62,7 +62,9 @@ class Worker:
             kind, _, chunk = name.partition(":")
             schedule = replace(config.schedule, chunked_prefill_size=int(chunk) if chunk else None)
             spec = config.spec if kind == "eagle3" else SpecConfig()
-            made = replace(config, schedule=schedule, spec=spec)
+            mode = "none" if kind == "eager" else config.graph.cuda_graph_mode
+            graph = replace(config.graph, cuda_graph_mode=mode)
+            made = replace(config, schedule=schedule, spec=spec, graph=graph)
             self.engines[name] = build_engine(made, loaded, Phases())
         self.rng = random.Random(0)
 
@@ -224,7 +226,7 @@ def main() -> None:
         nargs="+",
         default=["plain", "eagle3"],
         metavar="KIND[:CHUNK]",
-        help="plain or eagle3, perhaps with a --chunked-prefill-size (default: %(default)s)",
+        help="plain, eager (plain without graphs) or eagle3, perhaps with a --chunked-prefill-size",
     )
     parser.add_argument("--seconds", type=float, default=4, help="of each size of batch")
     parser.add_argument("--profile", type=Path, metavar="DIR")

@@ -23,9 +23,9 @@ from specengine.runner.fallbacks import (
 from specengine.runner.forward_graphs.keys import (
     LARGE_MAX_WIDTH,
     MAX_TOKENS,
-    PREFILL_TOKENS,
     GraphSizes,
 )
+from specengine.runner.forward_graphs.prefill import prefill_keys
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.memory.plan import GraphDemand
 from specengine.runner.model_runner import ModelRunner
@@ -40,6 +40,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
     pieces = piece_bytes(graph, target.num_layers, bytes_per_token)
     if graph.disable_cuda_graph or graph.cuda_graph_bs is None:
         return pieces
+    prompts = () if graph.disable_cuda_graph_padding else prefill_keys(target)
     whole = GraphDemand(
         batch_sizes=graph.cuda_graph_bs,
         nodes=max_nodes(spec),
@@ -47,7 +48,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
-        prompts=() if graph.disable_cuda_graph_padding else PREFILL_TOKENS,
+        prompts=tuple(key.tokens for key in prompts),
         kept_weights=_kept_weights(spec),
     )
     return pieces + whole.num_bytes

@@ -11,6 +11,7 @@ import torch
 
 from specengine.core.batch import ForwardMode
 from specengine.kernels.attention import flash_attention, flash_attention_ref
+from specengine.kernels.precompile import precompile
 from specengine.runner.attention import make_attention_backend, mixed_backend
 from specengine.runner.attention.flash_backend import FlashPlan
 from specengine.runner.attention.mixed_backend import MixedAttentionBackend
@@ -52,6 +53,25 @@ def test_all_else_takes_our_own(name: str, backend: MixedAttentionBackend) -> No
 def test_graphs_take_our_own(backend: MixedAttentionBackend) -> None:
     plan = backend.init_forward_metadata_capture(LONG.batch(backend))
     assert not isinstance(plan.metadata, FlashPlan)
+
+
+def test_graphs_of_wide_prompts_take_flash_attention_for_the_whole_context(
+    backend: MixedAttentionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_backend, "_LEAST_CAPTURED", 20)
+    batch = LONG.batch(backend)
+    plan = backend.init_forward_metadata_capture(batch).metadata
+    assert isinstance(plan, FlashPlan)
+    assert plan.max_keys == batch.req_to_token_pool.req_to_token.shape[1]
+
+
+def test_flash_attention_is_not_called_while_kernels_are_compiled(
+    backend: MixedAttentionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_backend, "_LEAST_CAPTURED", 20)
+    with precompile():
+        plan = backend.init_forward_metadata_capture(LONG.batch(backend)).metadata
+    assert not isinstance(plan, FlashPlan)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="no CUDA device: auto is torch")

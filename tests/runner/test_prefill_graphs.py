@@ -31,7 +31,7 @@ from specengine.runner.forward_graphs.keys import (
     SMALL_PREFILLS,
     PrefillKey,
 )
-from specengine.runner.forward_graphs.prefill import PrefillGraphs
+from specengine.runner.forward_graphs.prefill import PrefillGraphs, prefill_keys
 from specengine.runner.forward_graphs.splits import weights_per_layer
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.memory.graph_memory import GraphMemory
@@ -81,9 +81,17 @@ def test_padding_tokens_belong_to_one_more_request() -> None:
         ([30] * 9, PrefillKey(512, 64, 256)),
         ([30] * 64, PrefillKey(2048, 64, 256)),
         ([200] * 4, PrefillKey(1024, 64, 256)),
-        ([513], None),
+        ([513], PrefillKey(768, 8, 768)),
+        ([1024], PrefillKey(1024, 8, 1024)),
+        ([1025], PrefillKey(1536, 8, 1536)),
+        ([10, 1600], PrefillKey(2048, 8, 2048)),
+        ([512] * 2, PrefillKey(1024, 8, 1024)),
+        ([1024] * 2, PrefillKey(2048, 8, 2048)),
+        ([300] * 9, None),
         ([30] * 65, None),
-        ([257] * 3, None),
+        ([257] * 3, PrefillKey(1024, 8, 1024)),
+        ([257] * 4, PrefillKey(1536, 8, 1536)),
+        ([257] * 8, None),
         ([1] * 64, PrefillKey(256, 64, 256)),
     ],
 )
@@ -101,7 +109,7 @@ def test_first_key_that_fits_a_batch_is_chosen(
         ([30] * 64, None),
         ([2049], "more tokens than any captured"),
         ([1] * 65, "more requests than captured"),
-        ([600], "a longer prompt than any captured"),
+        ([257] + [1] * 8, "a longer prompt than any captured"),
     ],
 )
 def test_eager_prefill_counts_its_reason(extend_lens: list[int], reason: str | None) -> None:
@@ -197,6 +205,24 @@ def test_weights_per_layer_count_quantised_ones_as_others() -> None:
     assert weights_per_layer(model) == 64 * 96 + before  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("weights", "widest"),
+    [
+        (1 << 20, 2048),  # 135M: 3.5 M
+        (120 << 20, 2048),  # 3B: 100 M
+        (218103808, 1024),  # 8B
+        (300 << 20, 768),
+        (490 << 20, 512),  # 32B
+    ],
+)
+def test_prompts_have_graphs_as_far_as_their_launches_bound_them(weights: int, widest: int) -> None:
+    model = Layered(1, 1)
+    model.layers = nn.ModuleList([nn.Linear(1, weights, False, device="meta")])
+    keys = prefill_keys(model)  # type: ignore[arg-type]
+    assert max(key.width for key in keys) == widest
+    assert {*SMALL_PREFILLS, *LARGE_PREFILLS} <= {*keys}
+
+
 @pytest.mark.parametrize("with_features", [False, True])
 def test_outputs_of_parts_in_the_same_buffers_are_joined(
     with_features: bool, monkeypatch: pytest.MonkeyPatch
@@ -223,7 +249,7 @@ def test_outputs_of_parts_in_the_same_buffers_are_joined(
     assert (whole.features is not None) == with_features
     if whole.features is not None:
         assert torch.equal(whole.features, -whole.hidden)
-    assert graphs.run(prefill([600])) is None
+    assert graphs.run(prefill([257] + [1] * 8)) is None
 
 
 def test_padding_request_is_no_longer_than_the_width() -> None:

@@ -8,6 +8,8 @@ import torch
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.model import DecoderModel
+from specengine.core.parallel import Communicator, NoLink
 from specengine.core.platform import Graph
 from specengine.core.transfer import pinned
 from specengine.runner import fallbacks
@@ -21,12 +23,26 @@ from specengine.runner.forward_graphs.keys import (
     LARGE_MAX_WIDTH,
     LARGE_PREFILLS,
     PREFILL_KEYS,
+    WIDE_PREFILLS,
     PrefillKey,
 )
 from specengine.runner.forward_graphs.outputs import FixedForward, copy_of, first_rows, joined
-from specengine.runner.forward_graphs.splits import is_launch_bound, split
+from specengine.runner.forward_graphs.splits import (
+    is_launch_bound,
+    most_launch_bound_tokens,
+    split,
+)
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
+
+
+def prefill_keys(
+    model: DecoderModel, ranks: Communicator = NoLink.communicator
+) -> list[PrefillKey]:
+    """Those that serve a model, the smallest that fits a batch first. Wide ones do where launches
+    bound them."""
+    most = most_launch_bound_tokens(model, ranks)
+    return [key for key in PREFILL_KEYS if key.tokens <= most or key not in WIDE_PREFILLS]
 
 
 class PrefillGraphs:
@@ -34,14 +50,14 @@ class PrefillGraphs:
 
     def __init__(self, context: ForwardContext) -> None:
         self.context = context
-        longest = context.page_table.shape[1]
-        self.keys = [key for key in PREFILL_KEYS if key.width <= longest]
-        memory = context.graph_memory
+        longest, memory = context.page_table.shape[1], context.graph_memory
+        keys = prefill_keys(context.model, memory.communicator)
+        self.keys = [key for key in keys if key.width <= longest]
         self.cache = GraphCache[PrefillKey, FixedForward]("prefill", memory, self._guard_of)
         self.counters = self.cache.counters
         count = max(map(num_prefill_inputs, self.keys), default=0)
         self.buffer = torch.zeros(count, dtype=torch.int64, device=context.device)
-        self.splits = is_launch_bound(context.model, context.graph_memory.communicator)
+        self.splits = is_launch_bound(context.model, memory.communicator)
         self.lacks_memory = False  # for some of the keys
 
     def _guard_of(self, buffers: FixedForward) -> GraphGuard | None:
@@ -56,9 +72,11 @@ class PrefillGraphs:
 
     @property
     def precompile_keys(self) -> list[PrefillKey]:
-        """Keys whose kernels include those of all others."""
+        """Keys whose kernels include those of all others. Wide ones have those of large ones, but
+        for FlashAttention, which is compiled."""
         large = [key for key in self.keys if key in LARGE_PREFILLS]
-        return [key for key in self.keys if key not in large[1:-1]]
+        spare = {*large[1:-1], *WIDE_PREFILLS}
+        return [key for key in self.keys if key not in spare]
 
     def precompile(self, key: PrefillKey) -> None:
         """Run once what a capture of this key records, under kernels.precompile."""

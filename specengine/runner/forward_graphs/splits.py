@@ -1,4 +1,5 @@
-"""Splits a prefill of many prompts into several, each of which fits a graph."""
+"""Which prefills take the host longer to launch than the device to run; splits one of many prompts
+into several, each of which fits a graph."""
 
 from __future__ import annotations
 
@@ -20,12 +21,25 @@ from specengine.layers.rotary import RotaryEmbedding
 # Weights of a layer up to which 2,048 tokens take the device less time (0.25 ms) than a layer's
 # launches take the host (0.4 ms). Above, splitting would only read the weights several times.
 _LAUNCH_BOUND_WEIGHTS = 32 << 20
+# Tokens x weights of a layer that the device multiplies (0.8 ms of an H200) in the time in which
+# the host launches a layer with FlashAttention (0.7 ms), and a little more: padding takes time too.
+_LAUNCH_BOUND_WORK = 1 << 38
 
 
 def is_launch_bound(model: DecoderModel, ranks: Communicator = NoLink.communicator) -> bool:
     """Whether launching a large prefill takes the host longer than running it takes the device, of
     the ranks that share the model the one that has most of it."""
-    return ranks.greatest([round(weights_per_layer(model))])[0] <= _LAUNCH_BOUND_WEIGHTS
+    return _most_weights(model, ranks) <= _LAUNCH_BOUND_WEIGHTS
+
+
+def most_launch_bound_tokens(model: DecoderModel, ranks: Communicator = NoLink.communicator) -> int:
+    """Tokens of the largest prefill whose launches take the host about as long as the device takes
+    for it. A larger one gains nothing in a graph, and its padding takes the device time."""
+    return _LAUNCH_BOUND_WORK // max(_most_weights(model, ranks), 1)
+
+
+def _most_weights(model: DecoderModel, ranks: Communicator) -> int:
+    return ranks.greatest([round(weights_per_layer(model))])[0]
 
 
 def weights_per_layer(model: DecoderModel) -> float:
