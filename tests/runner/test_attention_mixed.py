@@ -65,13 +65,18 @@ def test_graphs_of_wide_prompts_take_flash_attention_for_the_whole_context(
     assert plan.max_keys == batch.req_to_token_pool.req_to_token.shape[1]
 
 
+@pytest.mark.parametrize("plan", ["init_forward_metadata", "init_forward_metadata_capture"])
 def test_flash_attention_is_not_called_while_kernels_are_compiled(
-    backend: MixedAttentionBackend, monkeypatch: pytest.MonkeyPatch
+    plan: str, backend: MixedAttentionBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixed_backend, "_LEAST_CAPTURED", 20)
+    monkeypatch.setattr(backend.flash, "flash", lambda *_: pytest.fail("called"))
+    batch, q = LONG.batch(backend), LONG.q()
     with precompile():
-        plan = backend.init_forward_metadata_capture(LONG.batch(backend)).metadata
-    assert not isinstance(plan, FlashPlan)
+        assert isinstance(getattr(backend, plan)(batch).metadata, FlashPlan)
+        out = backend.forward_extend(q, LONG.layer, batch)
+    assert (out.shape, out.dtype, out.is_contiguous()) == (q.shape, q.dtype, True)
+    assert not out.any()
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="no CUDA device: auto is torch")

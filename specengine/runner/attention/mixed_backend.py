@@ -35,9 +35,7 @@ class MixedAttentionBackend(TritonAttentionBackend):
         return super().init_forward_metadata(batch)
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
-        is_wide = batch.max_extend_len >= _LEAST_CAPTURED and self._suits_flash(batch)
-        # FlashAttention has nothing to compile, and cannot be called while kernels are.
-        if is_wide and precompile.current() is None:
+        if batch.max_extend_len >= _LEAST_CAPTURED and self._suits_flash(batch):
             context = batch.req_to_token_pool.req_to_token.shape[1]
             return attach_plan(self.name, batch, FlashPlan(context))
         return super().init_forward_metadata_capture(batch)
@@ -60,6 +58,10 @@ class MixedAttentionBackend(TritonAttentionBackend):
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         if self._is_flash(batch):
+            # FlashAttention has nothing to compile, and cannot be called while kernels are: tensors
+            # that it returns undefined do not pass through a TorchDispatchMode.
+            if precompile.current() is not None:
+                return q.new_zeros(q.shape)
             return self.flash.forward_extend(q, layer, batch)
         return super().forward_extend(q, layer, batch)
 
