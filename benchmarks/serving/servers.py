@@ -41,12 +41,13 @@ HEAD_START = 20.0
 class Shape:
     """What is served. name: of a built-in model. folder: its configuration and tokenizer, for
     peers. draft: folder of an EAGLE-3 draft; None does not speculate. slot_bytes: of KV, the
-    draft's layer included."""
+    draft's layer included. context: tokens of a request, no more than the model has positions."""
 
     name: str
     folder: Path
     draft: Path | None
     slot_bytes: int
+    context: int = CONTEXT
 
 
 @contextmanager
@@ -70,12 +71,13 @@ def shape_of(name: str, draft_vocab: int | None) -> Iterator[Shape]:
         config.save_pretrained(folder)
         byte_tokenizer(config.vocab_size).save_pretrained(folder)
         layer = 2 * 2 * config.num_key_value_heads * config.head_dim  # bytes
+        context = min(CONTEXT, config.max_position_embeddings)
         if draft_vocab is None:
-            yield Shape(name, folder, None, config.num_hidden_layers * layer)
+            yield Shape(name, folder, None, config.num_hidden_layers * layer, context)
             return
         draft.mkdir()
         write_random_eagle3(draft, config, draft_vocab)
-        yield Shape(name, folder, draft, (config.num_hidden_layers + 1) * layer)
+        yield Shape(name, folder, draft, (config.num_hidden_layers + 1) * layer, context)
 
 
 def ours(shape: Shape, port: int, share: float | None) -> list[str]:
@@ -84,7 +86,7 @@ def ours(shape: Shape, port: int, share: float | None) -> list[str]:
     command = ["-m", "specengine", "serve", shape.name, "--port", str(port)]
     command += ["--disable-radix-cache"]  # as the peers: all prompts differ
     if shape.name.endswith("-shape"):
-        command += ["--load-format", "dummy", "--context-length", str(CONTEXT)]
+        command += ["--load-format", "dummy", "--context-length", str(shape.context)]
     if shape.draft is not None:
         command += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path"]
         command += [str(shape.draft), "--speculative-num-steps", str(NUM_STEPS)]
@@ -98,7 +100,14 @@ def ours(shape: Shape, port: int, share: float | None) -> list[str]:
 
 def vllm(shape: Shape, port: int, share: float | None) -> list[str]:
     command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(shape.folder)]
-    command += ["--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
+    command += [
+        "--load-format",
+        "dummy",
+        "--dtype",
+        "bfloat16",
+        "--max-model-len",
+        str(shape.context),
+    ]
     command += ["--max-num-seqs", "256", "--no-enable-prefix-caching", "--port", str(port)]
     if share is not None:
         # The share must be free when it starts, and means nothing beside a size of KV. Without
@@ -119,7 +128,14 @@ def vllm(shape: Shape, port: int, share: float | None) -> list[str]:
 
 def sglang(shape: Shape, port: int, share: float | None) -> list[str]:
     command = ["-m", "sglang.launch_server", "--model-path", str(shape.folder)]
-    command += ["--load-format", "dummy", "--dtype", "bfloat16", "--context-length", str(CONTEXT)]
+    command += [
+        "--load-format",
+        "dummy",
+        "--dtype",
+        "bfloat16",
+        "--context-length",
+        str(shape.context),
+    ]
     command += ["--disable-radix-cache", "--max-running-requests", "256", "--port", str(port)]
     if share is not None:
         # Its fraction is of what was free when it started, and what others take while it loads

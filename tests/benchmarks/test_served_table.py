@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shlex
 import socket
 import sys
@@ -35,6 +36,11 @@ class Handler(BaseHTTPRequestHandler):
 HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 ENDS = "raise SystemExit(7)"
+LENGTH_FLAGS = {
+    "specengine": "--context-length",
+    "vllm": "--max-model-len",
+    "sglang": "--context-length",
+}
 FOLLOWS = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]) - 1))"
 
 
@@ -194,6 +200,19 @@ def test_servers_that_are_not_together_have_the_whole_card(
     assert found[1][0].command[0] == "/peer"
     for (one,) in found:
         assert not {"--mem-fraction-static", "--gpu-memory-utilization"} & {*one.command}
+
+
+@pytest.mark.parametrize("name", ["smollm2-shape", "llama-3.1-8b-shape"])
+def test_no_server_is_asked_for_more_positions_than_its_model_has(
+    name: str, table: ModuleType
+) -> None:
+    with table.shape_of(name, None) as shape:
+        commands = {engine: make(shape, 1, None) for engine, make in table.COMMANDS.items()}
+        config = json.loads((shape.folder / "config.json").read_text())
+    for engine, flag in LENGTH_FLAGS.items():
+        words = commands[engine]
+        given = int(words[words.index(flag) + 1])
+        assert given == min(8448, config["max_position_embeddings"])
 
 
 @pytest.mark.parametrize("share", [None, 1 / 3])
