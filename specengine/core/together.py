@@ -43,7 +43,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--disable-cuda-graph-padding", "--enable-dp-attention"),  # rounds of ranks have one size
     ("--cuda-graph-profile", "--enable-dp-attention"),
     ("--cuda-graph-profile FILE", "--dp-size"),  # all engines would write there
-    ("--trace", "--dp-size"),  # likewise
+    ("--trace", "--dp-size"),  # all engines would write there
 )
 
 
