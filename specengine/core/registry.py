@@ -49,6 +49,8 @@ MODEL_FAMILIES: dict[str, str] = {
     "StableLmForCausalLM": "specengine.target.models.stablelm:StableLmForCausalLM",
     "GPTNeoXForCausalLM": "specengine.target.models.gpt_neox:GPTNeoXForCausalLM",
     "OlmoeForCausalLM": "specengine.target.models.olmoe:OlmoeForCausalLM",
+    "MiniCPMForCausalLM": "specengine.target.models.minicpm:MiniCPMForCausalLM",
+    "MiniCPM3ForCausalLM": "specengine.target.models.minicpm:MiniCPM3ForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

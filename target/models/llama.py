@@ -133,8 +133,9 @@ class LlamaForCausalLM(Module):
     tensor_names: parts of tensors' names between dots, as checkpoints have them -> as DecoderLayer
     has them. has_rotary_pairs: checkpoints keep rotary pairs side by side. gguf: how GGUF files
     hold the family. extends_config: model_type of the configuration that the family extends, where
-    transformers has none of its own. language_parts: model_type of nested configurations whose
-    language part this family is, where transformers has no causal class of them. None of the three
+    transformers has none of its own. config_defaults: of its config.json's fields, where that
+    configuration has others, or none. language_parts: model_type of nested configurations whose
+    language part this family is, where transformers has no causal class of them. None of the four
     is inherited. small_config: fields that show what the
     family has, of the small model that tests make of it.
     """
@@ -149,6 +150,7 @@ class LlamaForCausalLM(Module):
     tensor_names: ClassVar[Mapping[str, str]] = {}
     has_rotary_pairs: ClassVar[bool] = False
     extends_config: ClassVar[str | None] = None
+    config_defaults: ClassVar[Mapping[str, Any]] = {}
     language_parts: ClassVar[tuple[str, ...]] = ()
     small_config: ClassVar[dict[str, Any]] = {}
 

@@ -1,7 +1,8 @@
 """Small random models of the registered families, as transformers makes and saves them.
 
-A family needs nothing here: its registered name finds transformers' class, or that of the family
-whose configuration it extends, and `small_config` of its class shows what it has.
+A family needs nothing here, but for _NAMED_OTHERWISE: its registered name finds transformers'
+class, or that of the family whose configuration it extends, and `small_config` of its class shows
+what it has.
 """
 
 from __future__ import annotations
@@ -36,6 +37,24 @@ _SMALL: dict[str, Any] = {
 # texts that they say.
 AS_STARTED = ("llama", "mistral", "qwen2", "qwen3", "mimo")
 _SUFFIX = "ForCausalLM"
+
+
+def _granite_of_minicpm(given: dict[str, Any]) -> dict[str, Any]:
+    """MiniCPM's scaling (its published modeling_minicpm.py) in Granite's fields."""
+    head_dim = given["hidden_size"] // given["num_attention_heads"]
+    return {
+        "embedding_multiplier": given["scale_emb"],
+        "residual_multiplier": given["scale_depth"] / given["num_hidden_layers"] ** 0.5,
+        "attention_multiplier": head_dim**-0.5,
+        "logits_scaling": given["hidden_size"] / given["dim_model_base"],
+    }
+
+
+# Of families whose configuration names otherwise what transformers' class of them computes: their
+# fields -> those of that class, beside them.
+_NAMED_OTHERWISE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "minicpm": _granite_of_minicpm,
+}
 # Short name in tests -> architecture.
 FAMILIES: dict[str, str] = {name.removesuffix(_SUFFIX).lower(): name for name in MODEL_FAMILIES}
 
@@ -58,7 +77,8 @@ def small_config(family: str, **fields: Any) -> Any:
     """fields: in place of those that small models have."""
     model = load_place(MODEL_FAMILIES[FAMILIES[family]])
     given = {"architectures": [FAMILIES[family]], **_SMALL, **model.small_config, **fields}
-    return reference_class(family).config_class(**given)
+    beside = _NAMED_OTHERWISE[family](given) if family in _NAMED_OTHERWISE else {}
+    return reference_class(family).config_class(**given, **beside)
 
 
 def has_experts(family: str) -> bool:

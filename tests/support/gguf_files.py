@@ -218,12 +218,20 @@ def _phi3(fields: Fields) -> Fields:
     }
 
 
-def _phi3_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+def _longrope_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
     rope = fields["rope_parameters"]
     for kind in ("long", "short"):
         if rope.get(f"{kind}_factor"):
             found[f"rope_factors_{kind}.weight"] = torch.tensor(rope[f"{kind}_factor"])
     return found
+
+
+def _minicpm(fields: Fields) -> Fields:
+    return {
+        "embedding_scale": float(fields["scale_emb"]),
+        "residual_scale": fields["scale_depth"] / fields["num_hidden_layers"] ** 0.5,
+        "logit_scale": fields["hidden_size"] / fields["dim_model_base"],
+    }
 
 
 def _exaone4(fields: Fields) -> Fields:
@@ -401,6 +409,13 @@ _SCALES = _keys(
     residual_multiplier="residual_scale",
     logits_scaling="logit_scale",
 )
+_MINICPM_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [1.0 + i for i in range(8)],
+    "original_max_position_embeddings": 512,
+}
 
 # Family as tests name it -> how it is converted; a family may have several forms.
 CONVERSIONS: dict[str, list[Conversion]] = {
@@ -427,7 +442,7 @@ CONVERSIONS: dict[str, list[Conversion]] = {
         for without in ((), ("rope.freq_base_swa",))
     ],
     "phi3": [
-        Conversion("phi3", metadata=_phi3, tensors=_phi3_tensors),
+        Conversion("phi3", metadata=_phi3, tensors=_longrope_tensors),
         Conversion(
             "phi3",
             {
@@ -521,6 +536,16 @@ CONVERSIONS: dict[str, list[Conversion]] = {
         Conversion("granitemoe", permutes=True, metadata=_SCALES, tensors=_granite_moe_tensors)
     ],
     "olmoe": [Conversion("olmoe")],
+    "minicpm": [
+        Conversion("minicpm", permutes=True, metadata=_minicpm),
+        Conversion(
+            "minicpm",
+            {"rope_parameters": _MINICPM_ROPE},
+            permutes=True,
+            metadata=lambda fields: {**_minicpm(fields), "rope.scaling.type": "longrope"},
+            tensors=_longrope_tensors,
+        ),
+    ],
     "nemotron": [
         Conversion(
             "nemotron",

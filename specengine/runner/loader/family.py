@@ -68,11 +68,11 @@ def gguf_formats() -> Iterator[tuple[str, GgufFormat]]:
             yield architecture, found
 
 
-def extended_model_type(architectures: object) -> str | None:
-    """The model_type whose configuration a family extends, where transformers has none of its own.
-    architectures: of config.json, whatever it holds."""
+def extended_config(architectures: object) -> tuple[str | None, dict[str, Any]]:
+    """The model_type whose configuration a family extends, where transformers has none of its own;
+    and the defaults that differ from it. architectures: of config.json, whatever it holds."""
     for name in architectures if isinstance(architectures, list) else []:
         if isinstance(name, str) and name in MODEL_FAMILIES:
-            found: str | None = vars(load_place(MODEL_FAMILIES[name])).get("extends_config")
-            return found
-    return None
+            stated = vars(load_place(MODEL_FAMILIES[name]))
+            return stated.get("extends_config"), stated.get("config_defaults", {})
+    return None, {}

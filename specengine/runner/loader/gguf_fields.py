@@ -113,8 +113,10 @@ def shortest(value: float) -> float:
 
 
 def _longrope(file: GgufFile) -> dict[str, Any]:
-    """Two sets of divisors, of short and of long contexts."""
-    original = "{arch}.rope.scaling.original_context_length"
+    """Two sets of divisors, of short and of long contexts. Files without the original context have
+    it as their own (MiniCPM4)."""
+    context = file.require("{arch}.context_length")
+    original = file.get("{arch}.rope.scaling.original_context_length", context)
     factors = {
         f"{name}_factor": _values(file, f"rope_factors_{name}.weight") for name in ("short", "long")
     }
@@ -123,7 +125,7 @@ def _longrope(file: GgufFile) -> dict[str, Any]:
         factors["attention_factor"] = shortest(attention)
     return {
         "rope_type": "longrope",
-        "original_max_position_embeddings": file.require(original),
+        "original_max_position_embeddings": original,
         **factors,
     }
 

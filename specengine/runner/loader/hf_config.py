@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 from specengine.core.registry import MODEL_FAMILIES
-from specengine.runner.loader.family import extended_model_type
+from specengine.runner.loader.family import extended_config
 from specengine.runner.loader.language_part import language_config
 
 
@@ -21,7 +21,8 @@ def make_config(fields: dict[str, Any]) -> Any:
     if not isinstance(model_type, str):
         raise ValueError(f"model_type names the family, and is {model_type!r}")
     if model_type not in FAMILIES:
-        model_type = extended_model_type(fields.get("architectures")) or model_type
+        extended, defaults = extended_config(fields.get("architectures"))
+        model_type, fields = extended or model_type, {**defaults, **fields}
     if model_type in FAMILIES:
         return FAMILIES[model_type].from_dict(fields)
     from transformers import CONFIG_MAPPING
