@@ -121,6 +121,20 @@ def test_requests_are_known_by_their_header_and_by_the_id_of_their_answer(guarde
     assert engine.rids[-2] != engine.rids[-1]
 
 
+def test_prompt_of_a_list_is_known_by_its_number_as_well(guarded: Any) -> None:
+    http, engine = guarded
+    body = {"text": ["x", "y"], "rid": "mine"}
+    answers = http.post("/generate", headers=key("user-secret"), json=body).json()
+    names = [one["meta_info"]["id"] for one in answers]
+    assert names == ["mine_0", "mine_1"]
+    rids = sorted(engine.rids[-2:])
+    assert [[is_named(rid, [name]) for name in names] for rid in rids] == [
+        [True, False],
+        [False, True],
+    ]
+    assert all(is_named(rid, ["mine"]) for rid in rids)
+
+
 @pytest.mark.parametrize("value", ["", HIDDEN])
 def test_admin_keys_that_anybody_could_guess_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="--admin-api-key"):

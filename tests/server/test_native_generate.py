@@ -147,7 +147,8 @@ def test_an_aborted_request_answers_with_what_it_has(site: Any, engine: Any) -> 
         ({"text": None, "input_ids": []}, "input_ids"),
         ({"text": None, "input_ids": ["a"]}, "input_ids"),
         ({"text": "x" * 300}, "text"),
-        ({"sampling_params": [{}]}, "sampling_params"),
+        ({"sampling_params": {"custom_params": {}}}, "sampling_params.custom_params"),
+        ({"sampling_params": 3}, "sampling_params"),
         ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),
@@ -172,21 +173,3 @@ def test_what_is_not_served_is_refused_by_name(
     error = site.refusal(PATH, 400, **({"text": "abc"} | fields))
     assert error["param"] == param
     assert param.rpartition(".")[2] in error["message"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}]},
-        {"rid": ["a", "b"]},
-        {"return_logprob": [True, False]},
-    ],
-    ids=str,
-)
-def test_list_of_what_all_prompts_share_is_refused_with_what_to_do(
-    site: Any, engine: Any, fields: dict[str, Any]
-) -> None:
-    (name,) = fields
-    error = site.refusal(PATH, 400, text=["a", "b"], **fields)
-    expected = f"{name}: one holds for all prompts; send those of another apart"
-    assert (error["param"], error["message"]) == (name, expected)
