@@ -80,6 +80,7 @@ def test_server_info_hides_keys(guarded: Any) -> None:
     assert info["config"]["server"]["api_key"] == HIDDEN
     assert info["state"]["num_running"] == 2
     assert info["state"]["spec"]["num_draft_tokens"] == 20
+    assert info["internal_states"] == [{"avg_spec_accept_length": 1 + 9 / 8}]
 
 
 def test_server_info_asks_the_engine_for_its_counters(guarded: Any) -> None:

@@ -29,6 +29,9 @@ def test_text_and_meta_info(site: Any, engine: Any) -> None:
     assert meta["e2e_latency"] > 0
     assert meta["spec_verify_ct"] > 0
     assert meta["spec_accept_length"] > 1
+    assert meta["spec_num_correct_drafts"] == meta["spec_accept_token_num"] > 0
+    assert meta["spec_num_proposed_drafts"] == meta["spec_draft_token_num"] > 0
+    assert sum(meta["spec_correct_drafts_histogram"]) == meta["spec_verify_ct"]
     assert "output_token_logprobs" not in meta
     assert engine.samplings[0].max_tokens == 128
 
@@ -101,7 +104,8 @@ def test_logprobs(site: Any, engine: Any, stream: bool) -> None:
     assert meta["input_top_logprobs"] == [None, [[-0.66, 66, "c"], [-0.67, 67, "d"]]]
     assert meta["output_token_logprobs"] == [[-0.39, 39, "H"], [-0.72, 72, "i"]]
     assert [len(one) for one in meta["output_top_logprobs"]] == [2, 2]
-    assert meta["finish_reason"] == {"type": "length"}
+    assert meta["finish_reason"] == {"type": "length", "length": 2}
+    assert meta["output_token_logprobs_length"] == 2
 
 
 def test_no_logprobs_of_the_prompt_unless_asked(site: Any, engine: Any) -> None:

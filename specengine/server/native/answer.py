@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from specengine.core.request import FinishReason, TokenLogprob
+from specengine.core.request import TokenLogprob
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
 from specengine.server.completions import encode_prompts
@@ -77,7 +77,7 @@ class NativeAnswer:
         job, spec = self._run.job, output.spec
         meta: Json = {
             "id": self._body.name_of(number, job.id),
-            "finish_reason": _finish(output.finish_reason),
+            "finish_reason": _finish(output),
             "prompt_tokens": output.num_prompt_tokens,
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.num_cached_tokens,
@@ -87,6 +87,10 @@ class NativeAnswer:
             "spec_accept_rate": round(spec.draft_acceptance_rate, 4),
             "spec_accept_token_num": spec.num_accepted,
             "spec_draft_token_num": spec.num_draft_tokens,
+            # What newer releases of SGLang call the same.
+            "spec_num_correct_drafts": spec.num_accepted,
+            "spec_num_proposed_drafts": spec.num_draft_tokens,
+            "spec_correct_drafts_histogram": list(spec.histogram),
         }
         if (num_tops := job.prompts[number].sampling.logprobs) is not None:
             meta |= self._logprobs(number, output, num_tops)
@@ -102,6 +106,7 @@ class NativeAnswer:
         told: Json = {
             "input_token_logprobs": self._entries(tokens, entries),
             "output_token_logprobs": self._entries(output.token_ids, output.all_logprobs),
+            "output_token_logprobs_length": len(output.token_ids),
         }
         if num_tops:
             told["input_top_logprobs"] = [self._tops(one) for one in entries]
@@ -129,10 +134,13 @@ def _check(output: RequestOutput) -> None:
         checked(output)
 
 
-def _finish(reason: FinishReason | None) -> Json | None:
+def _finish(output: RequestOutput) -> Json | None:
+    reason = output.finish_reason
     if reason is None:
         return None
     told: Json = {"type": reason.kind}
+    if reason.kind == "length":
+        told["length"] = len(output.token_ids)
     if reason.matched is not None:
         told["matched"] = reason.matched
     return told if reason.message is None else told | {"message": reason.message}

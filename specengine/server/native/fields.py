@@ -70,8 +70,10 @@ class NativeRequest(Strict):
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         **dict.fromkeys(("audio_data", "image_data", "video_data", "input_embeds"), ()),
-        **dict.fromkeys(("lora_path", "session_params", "token_ids_logprob"), ()),
-        **dict.fromkeys(("custom_logit_processor", "conversation_id", "session_id"), ()),
+        **dict.fromkeys(("lora_path", "token_ids_logprob"), ("", [])),
+        **dict.fromkeys(
+            ("custom_logit_processor", "conversation_id", "session_id", "session_params"), ()
+        ),
         **dict.fromkeys(("extra_key", "routing_key", "custom_labels", "routed_dp_rank"), ()),
         **dict.fromkeys(("return_hidden_states", "return_routed_experts"), (False,)),
         **dict.fromkeys(("background", "no_logs", "return_bytes", "return_entropy"), (False,)),

@@ -28,7 +28,7 @@ class NativeSampling(CommonSampling):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "custom_params": (),
         "spaces_between_special_tokens": (True,),
-        "stop_regex": (),
+        "stop_regex": ([], ""),
         "stream_interval": (1,),
         "structural_tag": (),
     }
