@@ -28,9 +28,11 @@ def owner_of(rid: str) -> str:
 
 
 def is_named(rid: str, names: Sequence[str]) -> bool:
-    """Whether one of `names` is the label or the job of a request_id, or all of it."""
+    """Whether one of `names` is the label or the job of a request_id, either followed by "_" and
+    the prompt's number, or all of it."""
     label, _, rest = rid.rpartition(":")
-    return bool({label, rest.rpartition("-")[0], rid} & set(names))
+    job, _, prompt = rest.rpartition("-")
+    return bool({label, job, f"{label}_{prompt}", f"{job}_{prompt}", rid} & set(names))
 
 
 @dataclass(eq=False)

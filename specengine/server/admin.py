@@ -87,7 +87,7 @@ def add_admin(app: FastAPI, service: Service) -> None:
         """Version, configuration (without keys) and the engine's counters."""
         engine = service.require()
         await engine.refresh()
-        stats = asdict(engine.stats())
+        stats = engine.stats()
         return json_response(
             {
                 "version": __version__,
@@ -95,10 +95,13 @@ def add_admin(app: FastAPI, service: Service) -> None:
                 # Where sglang-router looks for the name that requests give.
                 "served_model_name": service.names(engine)[0],
                 "model_path": engine.config.model.model,
+                "tokenizer_path": engine.config.model.model,
                 "served_model_names": service.names(engine),
                 "context_length": engine.context_length,
                 "config": shown(engine.config),
-                "state": stats,
+                "state": asdict(stats),
+                # Where SGLang's benchmarks look for the accepted length.
+                "internal_states": [{"avg_spec_accept_length": stats.spec.mean_acceptance_length}],
             }
         )
 

@@ -40,11 +40,21 @@ def check_bounds(body: Any, limits: LimitConfig) -> None:
         return
     for bound in BOUNDS:
         bound.check(body, limits)
-    if isinstance(nested := body.get("sampling_params"), dict):
+    for place, nested in _nested(body):
         for bound in NESTED_BOUNDS:
-            bound.check(nested, limits, "sampling_params.")
-        choices = _num_prompts(body) * _as_int(nested.get("n"))
-        Bound("max_choices", "sampling_params.n", lambda _: choices).check(body, limits)
+            bound.check(nested, limits, f"{place}.")
+        choices = {"prompt": [""] * _num_prompts(body), "n": nested.get("n")}
+        CHOICES.check(choices, limits, f"{place}.")
+
+
+def _nested(body: Body) -> Iterator[tuple[str, Body]]:
+    """`sampling_params`: one object, or a list of them."""
+    given = body.get("sampling_params")
+    if isinstance(given, dict):
+        yield "sampling_params", given
+    for number, one in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(one, dict):
+            yield f"sampling_params[{number}]", one
 
 
 def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
@@ -133,7 +143,17 @@ def _count(param: str) -> Callable[[Body], int]:
 
 
 def _num_prompts(body: Body) -> int:
-    return max(len(body[param]) if _is_many(body.get(param)) else 1 for param in PROMPTS)
+    return max(size(body) for size in map(_num_of, LISTED_PROMPTS))
+
+
+def _num_of(param: str) -> Callable[[Body], int]:
+    """Prompts in a field."""
+    return lambda body: len(body[param]) if _is_many(body.get(param)) else 1
+
+
+def _num_params(body: Body) -> int:
+    given = body.get("sampling_params")
+    return len(given) if isinstance(given, list) else 1
 
 
 def _is_many(prompt: Any) -> bool:
@@ -182,7 +202,8 @@ def _format_bytes(body: Body) -> int:
 
 
 # Fields that hold prompts, one or a list of them, and those that hold the turns of a conversation.
-PROMPTS = ("prompt", "text", "input_ids", "input", "instructions")
+LISTED_PROMPTS = ("prompt", "text", "input_ids", "input")
+PROMPTS = (*LISTED_PROMPTS, "instructions")
 CONVERSATIONS = ("messages", "input")
 _SAMPLING = (
     Bound("max_stop_strings", "stop", _count("stop")),
@@ -196,12 +217,14 @@ NESTED_BOUNDS = (
     *_SAMPLING,
     *(Bound("max_grammar_bytes", form, _json_bytes(form)) for form in _FORMS),
 )
+CHOICES = Bound("max_choices", "n", _num_choices("n"))
 BOUNDS = (
     *_SAMPLING,
     Bound("max_messages", "messages", _count("messages")),
     Bound("max_messages", "input", _num_items),
-    Bound("max_prompts", "prompt", _num_prompts),
-    Bound("max_choices", "n", _num_choices("n")),
+    *(Bound("max_prompts", param, _num_of(param)) for param in LISTED_PROMPTS),
+    Bound("max_prompts", "sampling_params", _num_params),
+    CHOICES,
     Bound("max_choices", "best_of", _num_choices("best_of")),
     Bound("max_grammar_bytes", "response_format", _json_bytes("response_format")),
     Bound("max_grammar_bytes", "structured_outputs", _json_bytes("structured_outputs")),

@@ -10,7 +10,8 @@ from specengine.core.sampling import SamplingParams
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
 from specengine.server.chat_plan import MakeParser, plan_chat
-from specengine.server.generation import Job, Json, check_context, make_job
+from specengine.server.job import Job, JobPrompt, check_context, make_job
+from specengine.server.json_bytes import Json
 from specengine.server.logprobs import chat_logprobs, prompt_logprobs, shown
 from specengine.server.parsing.choice import ChoiceParser
 from specengine.server.protocol import ChatRequest
@@ -21,7 +22,7 @@ async def chat_job(engine: ServedEngine, body: ChatRequest, label: str) -> tuple
     """Raises ApiError or RequestError where the request cannot be served."""
     plan = await asyncio.to_thread(plan_chat, engine, body)
     check_context(engine, [plan.prompt], "messages")
-    job = make_job(engine, [plan.prompt], plan.sampling, label)
+    job = make_job(engine, [JobPrompt(plan.prompt, plan.sampling, label)])
     token_ids = plan.prompt if body.return_token_ids else None
     return job, ChatShape(engine.tokenizer, plan.sampling, plan.make_parser, token_ids)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from specengine.core.errors import RequestError
 from specengine.core.request import TokenLogprob
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import encode_text, vocabulary_of
-from specengine.server.generation import Job, Json, check_context, make_job
+from specengine.server.job import Job, JobPrompt, check_context, make_job
+from specengine.server.json_bytes import Json
 from specengine.server.logprobs import TextLogprobs, prompt_logprobs
 from specengine.server.protocol import CompletionRequest, Prompt
 from specengine.server.service import ServedEngine
@@ -21,8 +21,8 @@ async def completion_job(engine: ServedEngine, body: CompletionRequest, label: s
     sampling = body.to_sampling()
     prompts = await asyncio.to_thread(encode_prompts, engine, body.prompt)
     check_context(engine, prompts, "prompt")
-    job = make_job(engine, prompts, sampling, label)
-    return replace(job, num_kept=body.num_kept, is_prompt_only=body.is_prompt_only)
+    asked = [JobPrompt(ids, sampling, label, body.is_prompt_only) for ids in prompts]
+    return make_job(engine, asked, body.num_kept)
 
 
 def encode_prompts(
@@ -49,6 +49,7 @@ class CompletionShape:
         self._num_logprobs = body.logprobs
         self._num_prompt_logprobs = body.prompt_logprobs
         self._token_ids = bool(body.return_token_ids)
+        self._skips_special = job.prompts[0].sampling.skip_special_tokens  # one for all
         self._logprobs: dict[int, TextLogprobs] = {}
 
     def about_prompt(self, output: RequestOutput) -> Json:
@@ -91,7 +92,7 @@ class CompletionShape:
     def _about_prompt(self, choice: int, output: RequestOutput) -> Json:
         told: Json = {}
         if self._token_ids:
-            told["prompt_token_ids"] = self._job.prompts[choice // self._job.num_told]
+            told["prompt_token_ids"] = self._job.prompts[choice // self._job.num_told].ids
         if self._num_prompt_logprobs is not None:
             entries, most = output.prompt_logprobs, self._num_prompt_logprobs
             vocabulary = vocabulary_of(self._job.engine.tokenizer)
@@ -102,13 +103,13 @@ class CompletionShape:
         prompt = self._prompts[choice // self._job.num_told]
         if isinstance(prompt, str):
             return prompt
-        skip = self._job.sampling.skip_special_tokens
-        return IncrementalDecoder(self._job.engine.tokenizer, skip).add(prompt, final=True)
+        decoder = IncrementalDecoder(self._job.engine.tokenizer, self._skips_special)
+        return decoder.add(prompt, final=True)
 
     def _echoed_logprobs(self, choice: int, output: RequestOutput) -> Json | None:
         if self._num_logprobs is None:
             return None
-        prompt = self._job.prompts[choice // self._job.num_told]
+        prompt = self._job.prompts[choice // self._job.num_told].ids
         return self._writer(choice, self._num_logprobs).take(prompt, output.prompt_logprobs)
 
     def _new(self, choice: int, entries: list[TokenLogprob]) -> Json | None:
@@ -120,8 +121,7 @@ class CompletionShape:
     def _writer(self, choice: int, most: int) -> TextLogprobs:
         if choice not in self._logprobs:
             vocabulary = vocabulary_of(self._job.engine.tokenizer)
-            skip = self._job.sampling.skip_special_tokens
-            self._logprobs[choice] = TextLogprobs(vocabulary, skip, most)
+            self._logprobs[choice] = TextLogprobs(vocabulary, self._skips_special, most)
         return self._logprobs[choice]
 
 

@@ -13,7 +13,8 @@ from starlette.requests import Request
 
 from specengine.engine.outgoing import request_id
 from specengine.server.completions import encode_prompts
-from specengine.server.generation import Json, check_context
+from specengine.server.job import check_context
+from specengine.server.json_bytes import Json
 from specengine.server.protocol import as_prompts
 from specengine.server.request_log import record_of
 from specengine.server.service import ServedEngine

@@ -3,132 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specengine.core.request import FinishReason
-from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
-from specengine.engine.outgoing import request_id
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
-from specengine.server.bounds import check_fits
 from specengine.server.errors import ApiError
-from specengine.server.json_bytes import dumps, encoded
-from specengine.server.logprobs import LOWEST
+from specengine.server.job import Job, checked
+from specengine.server.json_bytes import Json, dumps, encoded
 from specengine.server.request_log import record_of
-from specengine.server.service import ServedEngine, Service, system_fingerprint
+from specengine.server.service import Service, system_fingerprint
 from specengine.server.streaming import (
     DONE,
     EventStream,
     EventWriter,
     Streaming,
     closing,
-    merge,
     until_disconnect,
 )
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Prompts to complete, n choices each; choice numbers run over all of them.
-
-    label: what the client calls the request. num_kept: choices of a prompt that are told, the
-    likeliest a token; None tells all. is_prompt_only: one token is generated, and not told.
-    """
-
-    engine: ServedEngine
-    id: str
-    prompts: list[list[int]]
-    sampling: SamplingParams
-    label: str = ""
-    num_kept: int | None = None
-    is_prompt_only: bool = False
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.sampling.n
-
-    @property
-    def num_told(self) -> int:
-        """Choices of a prompt."""
-        return self.num_kept or self.sampling.n
-
-    async def outputs(self, stream: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """(choice, output) as they come, or a finished choice at a time. Closing it early aborts
-        every prompt."""
-        sources = [
-            self.engine.generate(
-                prompt, self.sampling, request_id(self.label, self.id, number), stream
-            )
-            for number, prompt in enumerate(self.prompts)
-        ]
-        if len(sources) == 1:
-            async with closing(sources[0]) as outputs:
-                async for output in outputs:
-                    yield output.index, self._told(output)
-            return
-        async with closing(merge(sources)) as merged:
-            async for number, output in merged:
-                yield number * self.sampling.n + output.index, self._told(output)
-
-    def kept(self, finished: Mapping[int, RequestOutput]) -> list[tuple[int, RequestOutput]]:
-        """(choice, output) of what is told, of all finished choices; numbered anew."""
-        told = []
-        for start in range(0, self.num_choices, self.sampling.n):
-            of_prompt = [finished[choice] for choice in range(start, start + self.sampling.n)]
-            if self.num_told < len(of_prompt):
-                of_prompt.sort(key=_mean_logprob, reverse=True)
-            told += of_prompt[: self.num_told]
-        return list(enumerate(told))
-
-    def _told(self, output: RequestOutput) -> RequestOutput:
-        return _without_text(output) if self.is_prompt_only else output
-
-
-def _mean_logprob(output: RequestOutput) -> float:
-    entries = output.all_logprobs
-    return sum(max(one.logprob, LOWEST) for one in entries) / max(len(entries), 1)
-
-
-def checked(output: RequestOutput) -> RequestOutput:
-    """ApiError where the engine gave the request up."""
-    finish = output.finish_reason
-    if finish is not None and finish.kind not in ("stop", "length"):
-        status = 503 if finish.kind == "abort" else 400
-        raise ApiError(status, finish.message or "the engine gave this request up", code="aborted")
-    return output
-
-
-def _without_text(output: RequestOutput) -> RequestOutput:
-    finish = None if output.finish_reason is None else FinishReason("length")
-    return replace(
-        output,
-        new_token_ids=[],
-        token_ids=[],
-        text_delta="",
-        text="",
-        logprobs=[],
-        all_logprobs=[],
-        finish_reason=finish,
-    )
-
-
-def make_job(
-    engine: ServedEngine, prompts: list[list[int]], sampling: SamplingParams, label: str = ""
-) -> Job:
-    return Job(engine, uuid4().hex, prompts, sampling, label)
-
-
-def check_context(engine: ServedEngine, prompts: list[list[int]], param: str) -> None:
-    """ApiError where one leaves no room for a token."""
-    check_fits(max(map(len, prompts)), engine.context_length, param)
 
 
 class Shape(Protocol):
@@ -171,7 +66,7 @@ class Run:
         self.finished: dict[int, RequestOutput] = {}  # in the order in which they finished
         self._metrics = service.metrics
         self._record = record_of(request.scope)
-        self._record.prompt_tokens = sum(len(prompt) for prompt in job.prompts)
+        self._record.prompt_tokens = job.num_prompt_tokens
 
     async def outputs(self, stream: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
         """As those of the job. The log also counts what choices made that did not finish."""
@@ -210,7 +105,7 @@ class Run:
     @property
     def num_cached(self) -> int:
         """Prompt tokens found in the cache, by the first choice of each prompt."""
-        firsts = range(0, self.job.num_choices, self.job.sampling.n)
+        firsts = range(0, self.job.num_choices, self.job.n)
         return sum(self.finished[choice].num_cached_tokens for choice in firsts)
 
     def usage(self) -> Json:
@@ -219,7 +114,7 @@ class Run:
         return self.usage_so_far(self.num_made) | details
 
     def usage_so_far(self, made: int) -> Json:
-        prompts = sum(len(prompt) for prompt in self.job.prompts)
+        prompts = self.job.num_prompt_tokens
         counts = {"prompt_tokens": prompts, "completion_tokens": made}
         return counts | {"total_tokens": prompts + made}
 

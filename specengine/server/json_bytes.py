@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+Json = dict[str, Any]
+
 
 def dumps(payload: Any) -> bytes:
     """orjson's, which is fast and refuses two things that a client's own JSON may hold: whole

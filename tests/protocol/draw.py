@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from specengine.server.embeddings import EmbeddingRequest
 from specengine.server.messages import Message
-from specengine.server.native.fields import NativeSampling
+from specengine.server.native.sampling import NativeSampling
 from specengine.server.responses.fields import FunctionTool, Reasoning, TextConfig
 from tests.protocol.table import GENERATE, MODELS, ROWS, own_name
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from specengine.server.native.fields import NativeRequest, NativeSampling
+from specengine.server.native.fields import NativeRequest
+from specengine.server.native.sampling import NativeSampling
 from specengine.server.protocol import ChatRequest, CompletionRequest
 from specengine.server.responses.fields import ResponsesRequest
 
@@ -44,6 +45,7 @@ NATIVE = {
     "logprobs": "return_logprob",
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
+    "return_token_ids": "return_prompt_token_ids",
     "seed": "sampling_seed",
     "top_logprobs": "top_logprobs_num",
 }
@@ -85,8 +87,21 @@ ROWS = (
     Row(
         "input_ids", "token ids, or a list of lists", {"text": None, "input_ids": [[5, 6, 7], [9]]}
     ),
-    Row("sampling_params", "the fields below that stand in it"),
-    Row("rid", "a name for /abort_request", {"rid": "mine"}),
+    Row(
+        "sampling_params",
+        "the fields below that stand in it; of a list of prompts, one or a list",
+        at={
+            GENERATE: {
+                "text": [PROMPT, "Once upon a time"],
+                "sampling_params": [{"temperature": 0, "max_new_tokens": k} for k in (24, 9)],
+            }
+        },
+    ),
+    Row(
+        "rid",
+        "a name for /abort_request; of a list of prompts, one or a list",
+        {"rid": "mine"},
+    ),
     Row("stream", "events as tokens come", {"stream": True}),
     Row(
         "stream_options",
@@ -143,7 +158,7 @@ ROWS = (
         at={
             CHAT: {"logprobs": True, "top_logprobs": 2},
             TEXT: {"logprobs": 2},
-            GENERATE: {"return_logprob": True},
+            GENERATE: {"text": [PROMPT, "Once upon a time"], "return_logprob": [True, False]},
         },
     ),
     Row(
@@ -167,7 +182,11 @@ ROWS = (
     ),
     Row("prompt_logprobs", "of the prompt's tokens; not streamed", {"prompt_logprobs": 2}),
     Row("include", "`message.output_text.logprobs`", {"include": ["message.output_text.logprobs"]}),
-    Row("return_token_ids", "of prompt and answer", {"return_token_ids": True}),
+    Row(
+        "return_token_ids",
+        "of prompt and answer; /generate has those of the answer as `output_ids`",
+        {"return_token_ids": True},
+    ),
     Row(
         "response_format",
         "JSON, or of a schema",
@@ -258,4 +277,5 @@ def _body(path: str, uses: Json) -> Json:
         return body
     renamed = {NATIVE.get(name, name): one for name, one in body.items()}
     params = {k: v for k, v in renamed.items() if k in NativeSampling.model_fields}
-    return {k: v for k, v in renamed.items() if k not in params} | {"sampling_params": params}
+    own = {k: v for k, v in renamed.items() if k not in params}
+    return {"sampling_params": params} | own

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specengine.server.native.fields import NativeSampling
+from specengine.server.native.sampling import NativeSampling
 from tests.protocol.draw import PAGE, drawn
 from tests.protocol.table import BASE, GENERATE, MODELS, NATIVE, ROWS, cases, own_name
 

@@ -80,6 +80,7 @@ def test_server_info_hides_keys(guarded: Any) -> None:
     assert info["config"]["server"]["api_key"] == HIDDEN
     assert info["state"]["num_running"] == 2
     assert info["state"]["spec"]["num_draft_tokens"] == 20
+    assert info["internal_states"] == [{"avg_spec_accept_length": 1 + 9 / 8}]
 
 
 def test_server_info_asks_the_engine_for_its_counters(guarded: Any) -> None:
@@ -119,6 +120,20 @@ def test_requests_are_known_by_their_header_and_by_the_id_of_their_answer(guarde
             assert is_named(rid, [name])
         assert not is_named(rid, ["a", "b", "a:b", ""])
     assert engine.rids[-2] != engine.rids[-1]
+
+
+def test_prompt_of_a_list_is_known_by_its_number_as_well(guarded: Any) -> None:
+    http, engine = guarded
+    body = {"text": ["x", "y"], "rid": "mine"}
+    answers = http.post("/generate", headers=key("user-secret"), json=body).json()
+    names = [one["meta_info"]["id"] for one in answers]
+    assert names == ["mine_0", "mine_1"]
+    rids = sorted(engine.rids[-2:])
+    assert [[is_named(rid, [name]) for name in names] for rid in rids] == [
+        [True, False],
+        [False, True],
+    ]
+    assert all(is_named(rid, ["mine"]) for rid in rids)
 
 
 @pytest.mark.parametrize("value", ["", HIDDEN])

@@ -61,7 +61,7 @@ def test_an_embedding_model_generates_nothing(site: Any, embedder: Any, path: st
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input"),
         ({"input": "x" * 250}, "input"),
-        ({"input": ["x"] * 129}, "prompt"),
+        ({"input": ["x"] * 129}, "input"),
         ({"dimensions": 3}, "dimensions"),
         ({"encoding_format": "int8"}, "encoding_format"),
         ({"mood": 1}, "mood"),

@@ -22,7 +22,7 @@ from specengine.server.errors import ApiError
 from tests.support.waiting import until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-RESPONSES = "/v1/responses"
+RESPONSES, NATIVE, EMBEDDINGS = "/v1/responses", "/generate", "/v1/embeddings"
 LIMITS = LimitConfig()
 Json = dict[str, Any]
 
@@ -63,6 +63,13 @@ SIZED: dict[tuple[str, str], tuple[str, Callable[[int], Json]]] = {
         lambda size: {"model": "fake", "input": "x", "text": padded(size, text_format)},
     ),
     ("max_prompts", "prompt"): (TEXT, lambda size: text(prompt=["x"] * size)),
+    ("max_prompts", "text"): (NATIVE, lambda size: {"text": ["x"] * size}),
+    ("max_prompts", "input_ids"): (NATIVE, lambda size: {"input_ids": [[5]] * size}),
+    ("max_prompts", "input"): (EMBEDDINGS, lambda size: {"model": "fake", "input": ["x"] * size}),
+    ("max_prompts", "sampling_params"): (
+        NATIVE,
+        lambda size: {"text": ["x"] * LIMITS.max_prompts, "sampling_params": [{}] * size},
+    ),
     ("max_choices", "n"): (TEXT, lambda size: text(prompt=["x"], n=size)),
     ("max_choices", "best_of"): (TEXT, lambda size: text(prompt=["x"], best_of=size)),
     ("max_stop_strings", "stop"): (TEXT, lambda size: text(stop=["zz"] * size)),
@@ -107,7 +114,7 @@ def test_field_at_its_limit_passes(site: Any, engine: Any, bound: tuple[str, str
     answer = site.post(path, **make(size_of(bound)))
     if answer.status_code != 200:  # for another reason
         assert answer.json()["error"]["code"] != "limit_exceeded"
-        assert bound[0] == "max_tools_bytes", answer.text
+        assert bound[0] == "max_tools_bytes" or path == EMBEDDINGS, answer.text
 
 
 @pytest.mark.parametrize("bound", SIZED, ids=str)
@@ -121,6 +128,37 @@ def test_field_behind_its_limit_is_refused_by_name(
     assert "--" + bound[0].replace("_", "-") in error["message"]
     assert len(error["message"]) < 300
     assert engine.samplings == []
+
+
+def natives(size: int, **last: Any) -> Json:
+    """Prompts of which the last has other parameters."""
+    return {"text": ["x"] * size, "sampling_params": [{"n": 8}] * (size - 1) + [{"n": 8} | last]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", ["x"] * 17),
+        ("regex", "a" * 70_000),
+        ("logit_bias", {str(k): 1 for k in range(1025)}),
+    ],
+)
+def test_parameters_of_each_prompt_are_within_the_limits(
+    site: Any, engine: Any, name: str, value: Any
+) -> None:
+    error = site.refusal(NATIVE, 400, **natives(3, **{name: value}))
+    assert (error["param"], error["code"]) == (f"sampling_params[2].{name}", "limit_exceeded")
+    assert engine.samplings == []
+
+
+def test_prompts_times_n_of_a_list_of_parameters(site: Any, engine: Any) -> None:
+    assert site.post(NATIVE, **natives(16)).status_code == 200
+    assert len(engine.samplings) == 16
+    error = site.refusal(NATIVE, 400, **natives(17))
+    assert (error["param"], error["code"]) == ("sampling_params[0].n", "limit_exceeded")
+    error = site.refusal(NATIVE, 400, **natives(16, n=9))
+    assert (error["param"], error["code"]) == ("sampling_params[15].n", "limit_exceeded")
+    assert len(engine.samplings) == 16
 
 
 def test_prompts_times_n(site: Any, engine: Any) -> None:

@@ -29,6 +29,9 @@ def test_text_and_meta_info(site: Any, engine: Any) -> None:
     assert meta["e2e_latency"] > 0
     assert meta["spec_verify_ct"] > 0
     assert meta["spec_accept_length"] > 1
+    assert meta["spec_num_correct_drafts"] == meta["spec_accept_token_num"] > 0
+    assert meta["spec_num_proposed_drafts"] == meta["spec_draft_token_num"] > 0
+    assert sum(meta["spec_correct_drafts_histogram"]) == meta["spec_verify_ct"]
     assert "output_token_logprobs" not in meta
     assert engine.samplings[0].max_tokens == 128
 
@@ -101,7 +104,8 @@ def test_logprobs(site: Any, engine: Any, stream: bool) -> None:
     assert meta["input_top_logprobs"] == [None, [[-0.66, 66, "c"], [-0.67, 67, "d"]]]
     assert meta["output_token_logprobs"] == [[-0.39, 39, "H"], [-0.72, 72, "i"]]
     assert [len(one) for one in meta["output_top_logprobs"]] == [2, 2]
-    assert meta["finish_reason"] == {"type": "length"}
+    assert meta["finish_reason"] == {"type": "length", "length": 2}
+    assert meta["output_token_logprobs_length"] == 2
 
 
 def test_no_logprobs_of_the_prompt_unless_asked(site: Any, engine: Any) -> None:
@@ -147,7 +151,8 @@ def test_an_aborted_request_answers_with_what_it_has(site: Any, engine: Any) -> 
         ({"text": None, "input_ids": []}, "input_ids"),
         ({"text": None, "input_ids": ["a"]}, "input_ids"),
         ({"text": "x" * 300}, "text"),
-        ({"sampling_params": [{}]}, "sampling_params"),
+        ({"sampling_params": {"custom_params": {}}}, "sampling_params.custom_params"),
+        ({"sampling_params": 3}, "sampling_params"),
         ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),
@@ -172,21 +177,3 @@ def test_what_is_not_served_is_refused_by_name(
     error = site.refusal(PATH, 400, **({"text": "abc"} | fields))
     assert error["param"] == param
     assert param.rpartition(".")[2] in error["message"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}]},
-        {"rid": ["a", "b"]},
-        {"return_logprob": [True, False]},
-    ],
-    ids=str,
-)
-def test_list_of_what_all_prompts_share_is_refused_with_what_to_do(
-    site: Any, engine: Any, fields: dict[str, Any]
-) -> None:
-    (name,) = fields
-    error = site.refusal(PATH, 400, text=["a", "b"], **fields)
-    expected = f"{name}: one holds for all prompts; send those of another apart"
-    assert (error["param"], error["message"]) == (name, expected)

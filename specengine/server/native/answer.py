@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-from specengine.core.request import FinishReason, TokenLogprob
+from specengine.core.request import TokenLogprob
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
 from specengine.server.completions import encode_prompts
 from specengine.server.errors import ApiError
-from specengine.server.generation import Job, Json, Run, check_context, checked, make_job
-from specengine.server.json_bytes import encoded
+from specengine.server.generation import Run
+from specengine.server.job import Job, JobPrompt, check_context, checked, make_job
+from specengine.server.json_bytes import Json, encoded
 from specengine.server.logprobs import LOWEST, name_of
 from specengine.server.native.fields import NativeRequest
 from specengine.server.service import ServedEngine
@@ -26,19 +26,21 @@ Entry = tuple[float | None, int, str | None]
 
 async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> Job:
     """Raises ApiError or RequestError where the request cannot be served."""
-    sampling = body.to_sampling()
+    samplings = body.to_samplings()
     prompts = await asyncio.to_thread(encode_prompts, engine, body.prompts, body.param)
     check_context(engine, prompts, body.param)
-    if (body.logprob_start_len or 0) >= min(map(len, prompts)):
+    if any((start or 0) >= len(ids) for start, ids in zip(body.starts, prompts, strict=True)):
         message = "logprob_start_len lies behind the end of a prompt"
         raise ApiError(400, message, "logprob_start_len")
-    job = make_job(engine, prompts, sampling, body.rid or label)
-    return replace(job, is_prompt_only=body.sampling_params.is_prompt_only)
+    labels = [one or label for one in body.labels]
+    parts = zip(prompts, samplings, labels, body.prompt_only, strict=True)
+    return make_job(engine, [JobPrompt(*part) for part in parts])
 
 
 class NativeAnswer:
-    """A choice an object; of several choices, or of a list of prompts, a list. Streamed objects
-    hold all text so far. A request that was ended by /abort_request answers with what it has."""
+    """A choice an object; of several choices, or of a list of prompts, a list in the order of the
+    prompts, the choices of one beside each other. Streamed objects hold all text so far, and their
+    place in that list. A request that was ended by /abort_request answers with what it has."""
 
     def __init__(self, run: Run, body: NativeRequest) -> None:
         self._run = run
@@ -46,36 +48,36 @@ class NativeAnswer:
         self._vocabulary = vocabulary_of(run.job.engine.tokenizer)
         self._started = time.monotonic()
 
-    @property
-    def _is_list(self) -> bool:
-        return self._body.is_batch or self._run.job.sampling.n > 1
-
     async def whole(self) -> Any:
         async with closing(self._run.outputs(stream=False)) as outputs:
             async for _, output in outputs:
                 _check(output)
         told = await encoded(self._told(*one) for one in sorted(self._run.finished.items()))
-        return told if self._is_list else told[0]
+        return told if self._body.is_list else told[0]
 
     async def events(self) -> AsyncIterator[bytes]:
         async with closing(self._run.outputs(stream=True)) as outputs:
             async for choice, output in outputs:
                 _check(output)
-                place = {"index": choice} if self._is_list else {}
+                place = {"index": choice} if self._body.is_list else {}
                 yield event(self._told(choice, output) | place)
 
     def _told(self, choice: int, output: RequestOutput) -> Json:
-        return {
+        number = choice // self._run.job.n
+        told = {
             "text": output.text,
             "output_ids": output.token_ids,
-            "meta_info": self._meta_info(choice, output),
+            "meta_info": self._meta_info(number, output),
         }
+        if self._body.return_prompt_token_ids:
+            told["prompt_token_ids"] = self._run.job.prompts[number].ids
+        return told
 
-    def _meta_info(self, choice: int, output: RequestOutput) -> Json:
+    def _meta_info(self, number: int, output: RequestOutput) -> Json:
         job, spec = self._run.job, output.spec
         meta: Json = {
-            "id": self._body.rid or job.id,
-            "finish_reason": _finish(output.finish_reason),
+            "id": self._body.name_of(number, job.id),
+            "finish_reason": _finish(output),
             "prompt_tokens": output.num_prompt_tokens,
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.num_cached_tokens,
@@ -85,23 +87,28 @@ class NativeAnswer:
             "spec_accept_rate": round(spec.draft_acceptance_rate, 4),
             "spec_accept_token_num": spec.num_accepted,
             "spec_draft_token_num": spec.num_draft_tokens,
+            # What newer releases of SGLang call the same.
+            "spec_num_correct_drafts": spec.num_accepted,
+            "spec_num_proposed_drafts": spec.num_draft_tokens,
+            "spec_correct_drafts_histogram": list(spec.histogram),
         }
-        if self._body.return_logprob:
-            meta |= self._logprobs(job.prompts[choice // job.sampling.n], output)
+        if (num_tops := job.prompts[number].sampling.logprobs) is not None:
+            meta |= self._logprobs(number, output, num_tops)
         return meta
 
-    def _logprobs(self, prompt: list[int], output: RequestOutput) -> Json:
-        start = self._body.logprob_start_len
+    def _logprobs(self, number: int, output: RequestOutput, num_tops: int) -> Json:
+        start = self._body.starts[number]
         entries: Sequence[TokenLogprob | None] = []
         tokens: list[int] = []
-        if start is not None and start >= 0:
-            tokens = prompt[start:]
+        if start is not None:
+            tokens = self._run.job.prompts[number].ids[start:]
             entries = [None, *output.prompt_logprobs[start + 1 :]]
         told: Json = {
             "input_token_logprobs": self._entries(tokens, entries),
             "output_token_logprobs": self._entries(output.token_ids, output.all_logprobs),
+            "output_token_logprobs_length": len(output.token_ids),
         }
-        if self._body.top_logprobs_num:
+        if num_tops:
             told["input_top_logprobs"] = [self._tops(one) for one in entries]
             told["output_top_logprobs"] = [self._tops(one) for one in output.all_logprobs]
         return told
@@ -127,10 +134,13 @@ def _check(output: RequestOutput) -> None:
         checked(output)
 
 
-def _finish(reason: FinishReason | None) -> Json | None:
+def _finish(output: RequestOutput) -> Json | None:
+    reason = output.finish_reason
     if reason is None:
         return None
     told: Json = {"type": reason.kind}
+    if reason.kind == "length":
+        told["length"] = len(output.token_ids)
     if reason.matched is not None:
         told["matched"] = reason.matched
     return told if reason.message is None else told | {"message": reason.message}

@@ -13,8 +13,9 @@ from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import encode_text, vocabulary_of
 from specengine.server.chat_plan import plan_chat
 from specengine.server.errors import ApiError, as_api_error
-from specengine.server.generation import Job, Json, Run, check_context, checked, make_job
-from specengine.server.json_bytes import dumps
+from specengine.server.generation import Run
+from specengine.server.job import Job, JobPrompt, check_context, checked, make_job
+from specengine.server.json_bytes import Json, dumps
 from specengine.server.responses.fields import NamedFunction, ResponsesRequest, renamed
 from specengine.server.responses.writer import OutputWriter
 from specengine.server.service import ServedEngine
@@ -39,7 +40,7 @@ async def responses_job(
         sampling = replace(sampling, grammar=replace(grammar, param="text.format"))
     parser = None if plan.make_parser is None else plan.make_parser()
     vocabulary = vocabulary_of(engine.tokenizer) if body.wants_logprobs else None
-    job = make_job(engine, [plan.prompt], sampling, label)
+    job = make_job(engine, [JobPrompt(plan.prompt, sampling, label)])
     return job, OutputWriter(parser, vocabulary)
 
 
@@ -114,7 +115,7 @@ class ResponsesAnswer:
 
     def _settings(self) -> Json:
         """What was asked for, with its defaults."""
-        body, sampling = self._body, self._run.job.sampling
+        body, sampling = self._body, self._run.job.prompts[0].sampling
         format = body.text and body.text.format
         choice = body.tool_choice or "auto"
         return {
@@ -143,7 +144,7 @@ class ResponsesAnswer:
         run, reasoning = self._run, self._writer.reasoning
         tokenizer = run.job.engine.tokenizer
         thought = encode_text(tokenizer, reasoning, add_special_tokens=False) if reasoning else []
-        prompt, made = len(run.job.prompts[0]), run.num_made
+        prompt, made = run.job.num_prompt_tokens, run.num_made
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": run.num_cached, "cache_write_tokens": 0},

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import Vocabulary
-from specengine.server.generation import Json
+from specengine.server.json_bytes import Json
 from specengine.server.logprobs import chat_logprobs, shown
 from specengine.server.parsing.answer import Delta
 from specengine.server.parsing.choice import ChoiceParser

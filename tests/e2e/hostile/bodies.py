@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.protocol.table import BASE, CHAT, TEXT, cases
+from tests.protocol.table import BASE, CHAT, GENERATE, TEXT, cases
 
 JSON_TYPE = "application/json"
 
@@ -101,6 +101,8 @@ def known() -> Iterator[Hostile]:
     yield Hostile("tools of nested arrays", CHAT, _dump(BASE[CHAT] | tools))
     for name, fields in LARGE_FIELDS.items():
         yield Hostile(name, TEXT, _dump(text | fields))
+    for name, fields in LARGE_LISTS.items():
+        yield Hostile(name, GENERATE, _dump(fields))
     for name, body in RAW_BODIES.items():
         yield Hostile(name, TEXT, body)
     messages = [{"role": "user", "content": "a"}] * 4096
@@ -132,6 +134,15 @@ LARGE_FIELDS: dict[str, dict[str, Any]] = {
     "a long key": {"a" * 1_000_000: 1},
     "10,000 unknown fields": {f"field{n}": n for n in range(10_000)},
     "metadata of 8 MB": {"metadata": {"a": "b" * 7_900_000}},
+}
+LARGE_LISTS: dict[str, dict[str, Any]] = {
+    "128 grammars": {
+        "text": ["x"] * 128,
+        "sampling_params": [{"regex": f"(a{{{n}}}){{{n}}}"} for n in range(400, 528)],
+    },
+    "a million parameters": {"text": ["x"] * 128, "sampling_params": [{}] * 1_000_000},
+    "a million names": {"text": ["x"] * 128, "rid": ["a"] * 1_000_000},
+    "lists in lists": {"text": ["x"], "sampling_params": [[[{}]]], "return_logprob": [[True]]},
 }
 RAW_BODIES: dict[str, bytes] = {
     "200 MB": b'{"model":"tiny","prompt":"' + b"a" * 200_000_000 + b'"}',
