@@ -82,6 +82,18 @@ class Fp8Weight:
         scale = self.scale[:, start // self.columns : last].contiguous()
         return replace(self, codes=codes, scale=scale)
 
+    def take_rows(self, rows: Tensor) -> Fp8Weight:
+        """Row i is this one's rows[i], int64. Each row gets a scale of its own where those of a
+        block come out of several blocks; nothing is rounded."""
+        codes = self.codes.view(torch.uint8).index_select(0, rows).view(FP8)
+        if self.rows >= self.shape[0]:  # one scale a column block
+            return replace(self, codes=codes, rows=len(rows))
+        blocks = rows // self.rows
+        first = blocks[:: self.rows]
+        if not torch.equal(first.repeat_interleave(self.rows)[: len(rows)], blocks):
+            return self.by_row().take_rows(rows)
+        return replace(self, codes=codes, scale=self.scale.index_select(0, first))
+
     @classmethod
     def of(cls, weight: Tensor) -> Fp8Weight:
         """weight: [N, K], rounded with one scale a row; input rows are rounded with their own."""
@@ -186,6 +198,12 @@ class IntWeight:
         groups = slice(start // self.group, (start + size) // self.group)
         zero = None if self.zero is None else self.zero[:, groups].contiguous()
         codes, scale = self.codes[:, places].contiguous(), self.scale[:, groups].contiguous()
+        return replace(self, codes=codes, scale=scale, zero=zero)
+
+    def take_rows(self, rows: Tensor) -> IntWeight:
+        """Row i is this one's rows[i], int64."""
+        zero = None if self.zero is None else self.zero.index_select(0, rows)
+        codes, scale = (one.index_select(0, rows) for one in (self.codes, self.scale))
         return replace(self, codes=codes, scale=scale, zero=zero)
 
     def in_order(self, columns: Tensor) -> IntWeight:

@@ -16,7 +16,7 @@ from specengine.layers.experts import Experts
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, MergedLinear
 from specengine.layers.moves import Plan
 from specengine.layers.norm import Norm
-from specengine.layers.quantization.gguf import KEPT
+from specengine.layers.row_order import has_rows
 
 PackedModules = Mapping[str, Sequence[str]]
 
@@ -93,7 +93,7 @@ def unpacked(
         if path not in merged:
             yield name, tensor
             continue
-        if merged[path].incoming is not None and not _has_rows(kind, tensor):
+        if merged[path].incoming is not None and not has_rows(kind, tensor):
             merged[path].take_merged(name, tensor)
             continue
         parent, _, leaf = path.rpartition(".")
@@ -104,12 +104,6 @@ def unpacked(
             )
         for part, shard in zip(packed[leaf], torch.split(tensor, sizes), strict=True):
             yield f"{parent}.{part}.{kind}", shard
-
-
-def _has_rows(kind: str, tensor: Tensor) -> bool:
-    """Whether a layer's tensor, of this leaf, has a row an output, of floating point or of a GGUF
-    file's blocks. Other forms of quantisation may pack outputs together, or scale them so."""
-    return kind in KEPT or (kind in ("weight", "bias") and tensor.dtype in _WEIGHTS)
 
 
 def add_offsets(model: nn.Module) -> None:
@@ -126,56 +120,6 @@ def renamed(
     here."""
     for name, tensor in weights:
         yield ".".join(names.get(part, part) for part in name.split(".")), tensor
-
-
-def require_floating(name: str, tensor: Tensor, order: str) -> None:
-    """Raises ModelLoadError for a tensor of a quantised checkpoint that does not have a row an
-    output. order: how the family's rows stand."""
-    if not _has_rows(name.rpartition(".")[2], tensor):
-        raise ModelLoadError(
-            f"tensor {name} is quantised, and {order} in this family's checkpoints, which only "
-            "weights in floating point are taken out of"
-        )
-
-
-def floating_pairs(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same. Raises ModelLoadError for a tensor of q or k, merged or apart, that `halved` could
-    not reorder."""
-    for name, tensor in weights:
-        is_paired = name.split(".")[-2:-1] in (["q_proj"], ["k_proj"], ["qkv_proj"])
-        if is_paired:
-            require_floating(name, tensor, "rows of q and k stand in rotary pairs")
-        yield name, tensor
-
-
-def halved(
-    weights: Iterable[tuple[str, Tensor]], head_dim: int, rotary_dim: int
-) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor), rows of q_proj and k_proj reordered so that rotary pairs, which
-    stand side by side in the checkpoint, (2i, 2i + 1), stand half a rotation apart, (i, i +
-    rotary_dim / 2). Scores are sums over a head's rows, so that their order is free."""
-    pairs = torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
-    order = torch.cat((pairs, torch.arange(rotary_dim, head_dim)))
-    for name, tensor in floating_pairs(weights):
-        if name.split(".")[-2:-1] in (["q_proj"], ["k_proj"]):
-            heads = tensor.view(-1, head_dim, *tensor.shape[1:])
-            tensor = heads[:, order].reshape(tensor.shape)
-        yield name, tensor
-
-
-def parts_of_heads(name: str, tensor: Tensor, num_heads: int, sizes: list[int]) -> list[Tensor]:
-    """Rows, a head's parts side by side, as tensors of all heads each. A tensor of fewer rows is of
-    blocks of rows, as scales are. Raises ModelLoadError where a block holds rows of two parts."""
-    rows = num_heads * sum(sizes)
-    block = rows // len(tensor) if tensor.dim() and len(tensor) else 0
-    if not block or block * len(tensor) != rows or any(size % block for size in sizes):
-        raise ModelLoadError(
-            f"tensor {name} has shape {list(tensor.shape)}, which {num_heads} heads of {sizes} "
-            "rows do not come apart from"
-        )
-    heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
-    parts = torch.split(heads, [size // block for size in sizes], dim=1)
-    return [part.reshape(-1, *tensor.shape[1:]) for part in parts]
 
 
 def fill_places(

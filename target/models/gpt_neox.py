@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import rotary_fraction
-from specengine.layers.weights import parts_of_heads, require_floating
+from specengine.layers.row_order import parts_of_heads, reordered
+from specengine.layers.weights import renamed
 from specengine.runner.loader.family import GgufFormat
 from specengine.runner.loader.gguf_fields import biases, num_layers, rope_of_part
 from specengine.target.models.llama import LlamaForCausalLM
 
 # Masks that old checkpoints carry.
-_BUFFERS = (".self_attn.bias", ".self_attn.masked_bias")
+_BUFFERS = (".attention.bias", ".attention.masked_bias")
 _LAYERS_OF_20B = 44
+_BY_HEAD = "query_key_value"  # each head's q, k and v stand together
 
 
 class GPTNeoXForCausalLM(LlamaForCausalLM):
@@ -71,20 +73,8 @@ class GPTNeoXForCausalLM(LlamaForCausalLM):
         )
 
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        return by_projection(super().own_tensors(weights), self.model.spec)
-
-
-def by_projection(
-    weights: Iterable[tuple[str, Tensor]], spec: LayerSpec
-) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor), `query_key_value`, in which each head's q, k and v stand together, taken
-    apart. Raises ModelLoadError for one that is quantised."""
-    for name, tensor in weights:
-        start, marker, kind = name.partition(".query_key_value.")
-        if marker:
-            require_floating(name, tensor, "rows of q, k and v stand together by head")
-            parts = parts_of_heads(name, tensor, spec.num_heads, [spec.head_dim] * 3)
-            for part, rows in zip("qkv", parts, strict=True):
-                yield f"{start}.{part}_proj.{kind}", rows
-        elif not name.endswith(_BUFFERS):
-            yield name, tensor
+        spec = self.model.spec
+        order = parts_of_heads(spec.num_heads, [spec.head_dim] * 3)
+        found = super().own_tensors(one for one in weights if not one[0].endswith(_BUFFERS))
+        # A GGUF file has qkv_proj, whose rows stand in order.
+        return renamed(reordered(found, {_BY_HEAD: order}), {_BY_HEAD: "qkv_proj"})

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from specengine.kernels.linear.types import Tail
@@ -25,8 +26,9 @@ from specengine.layers.linear import LMHead
 from specengine.layers.module import Module
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.row_order import halves_of_pairs, reordered
 from specengine.layers.self_attention import PACKED_MODULES
-from specengine.layers.weights import floating_pairs, halved, load_weights, renamed, unpacked
+from specengine.layers.weights import load_weights, renamed
 from specengine.layers.whole_stack import WholeStack
 from specengine.runner.loader.family import GgufFormat
 from specengine.runner.loader.gguf_fields import WINDOW, biases, window
@@ -243,11 +245,20 @@ class LlamaForCausalLM(Module):
         if self.tensor_names:
             weights = renamed(weights, self.tensor_names)
         if self.has_rotary_pairs:
-            weights = unpacked(self, floating_pairs(weights), PACKED_MODULES)
-            spec = self.model.spec
-            rotary_dim = int(spec.head_dim * spec.rotary_fraction)
-            weights = halved(weights, spec.head_dim, rotary_dim)
+            weights = reordered(weights, _orders_of_pairs(self.model.spec))
         return weights
+
+
+def _orders_of_pairs(spec: LayerSpec) -> dict[str, Tensor]:
+    """Of q and k, apart and merged with v, whose checkpoint keeps rotary pairs side by side."""
+    rotary_dim = int(spec.head_dim * spec.rotary_fraction)
+    q, k = (
+        halves_of_pairs(heads, spec.head_dim, rotary_dim)
+        for heads in (spec.num_heads, spec.num_kv_heads)
+    )
+    v = torch.arange(len(k))
+    merged = torch.cat((q, len(q) + k, len(q) + len(k) + v))
+    return {"q_proj": q, "k_proj": k, "qkv_proj": merged}
 
 
 def mtp_prefixes(config: Any) -> list[str]:

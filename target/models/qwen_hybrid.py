@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.rotary import rotary_fraction
-from specengine.layers.weights import parts_of_heads
+from specengine.layers.row_order import parts_of_heads, reordered
 from specengine.runner.loader.family import GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.models.qwen_hybrid_gguf import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
@@ -142,28 +141,12 @@ class Qwen3NextForCausalLM(Qwen3_5MoeForCausalLM):
         return [spec if sparse else None for sparse in sparse_layers(config)]
 
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        return by_projection(super().own_tensors(weights), _delta_spec(self.config))
-
-
-def by_projection(
-    weights: Iterable[tuple[str, Tensor]], spec: GatedDeltaSpec
-) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor), what stands together by key head taken apart: q, k, v and z of
-    in_proj_qkvz, b and a of in_proj_ba."""
-    group = spec.num_heads // spec.num_key_heads
-    values = group * spec.value_dim
-    for name, tensor in weights:
-        start, _, kind = name.rpartition(".")
-        if start.endswith(".in_proj_qkvz"):
-            sizes = [spec.key_dim, spec.key_dim, values, values]
-            q, k, v, z = parts_of_heads(name, tensor, spec.num_key_heads, sizes)
-            stem = start.removesuffix("qkvz")
-            yield f"{stem}qkv.{kind}", torch.cat([q, k, v])
-            yield f"{stem}z.{kind}", z
-        elif start.endswith(".in_proj_ba"):
-            b, a = parts_of_heads(name, tensor, spec.num_key_heads, [group, group])
-            stem = start.removesuffix("ba")
-            yield f"{stem}b.{kind}", b
-            yield f"{stem}a.{kind}", a
-        else:
-            yield name, tensor
+        """Projections stand together by key head: q, k, v and z, and b and a."""
+        delta = _delta_spec(self.config)
+        group = delta.num_heads // delta.num_key_heads
+        keys, values = delta.key_dim, group * delta.value_dim
+        orders = {
+            "in_proj_qkvz": parts_of_heads(delta.num_key_heads, [keys, keys, values, values]),
+            "in_proj_ba": parts_of_heads(delta.num_key_heads, [group, group]),
+        }
+        return reordered(super().own_tensors(weights), orders)

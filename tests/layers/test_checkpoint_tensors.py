@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.kernels.attention.rope_ref import rotate
 from specengine.layers.linear import MergedLinear
 from specengine.layers.norm import RMSNorm
-from specengine.layers.rotary import RotaryEmbedding
-from specengine.layers.weights import floating_pairs, halved, load_weights, renamed
+from specengine.layers.weights import load_weights, renamed
 
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
@@ -70,43 +68,3 @@ def test_names_are_exchanged_part_by_part() -> None:
     names = {"after": "before", "before": "middle"}
     given = [("a.after.weight", torch.zeros(1)), ("a.before.weight", torch.zeros(1))]
     assert [name for name, _ in renamed(given, names)] == ["a.before.weight", "a.middle.weight"]
-
-
-@pytest.mark.parametrize("rotary_dim", [8, 4])
-def test_pairs_side_by_side_score_as_pairs_apart(rotary_dim: int) -> None:
-    """Rotating neighbours and taking scores is rotating halves of reordered rows."""
-    torch.manual_seed(0)
-    x, q, k = torch.randn(5, 4), torch.randn(16, 4), torch.randn(8, 4)
-    table = RotaryEmbedding(rotary_dim, 9, {"rope_type": "default", "rope_theta": 50.0})
-    positions, angles = torch.tensor([0, 3, 8, 1, 5]), table.cos_sin_cache
-    weights = dict(halved([("l.q_proj.weight", q), ("l.k_proj.weight", k)], 8, rotary_dim))
-
-    def heads(weight: Tensor) -> Tensor:
-        return (x @ weight.t()).view(5, -1, 8)
-
-    def scores(q_heads: Tensor, k_heads: Tensor) -> Tensor:
-        return torch.einsum("qhd,kgd->hgqk", q_heads, k_heads)
-
-    def neighbours(y: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(y[..., :rotary_dim].reshape(*y.shape[:2], -1, 2))
-        half = rotary_dim // 2
-        turn = torch.complex(angles[positions, :half], angles[positions, half:])[:, None]
-        turned = torch.view_as_real(pairs * turn).flatten(2)
-        return torch.cat((turned, y[..., rotary_dim:]), -1)
-
-    expected = scores(neighbours(heads(q)), neighbours(heads(k)))
-    turned = [
-        rotate(heads(weights[f"l.{name}.weight"]), positions, angles)
-        for name in ("q_proj", "k_proj")
-    ]
-    torch.testing.assert_close(scores(*turned), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["q_proj.weight", "qkv_proj.weight", "k_proj.qweight"])
-def test_quantised_rotary_pairs_are_refused(name: str) -> None:
-    kind = torch.float32 if name.endswith("qweight") else torch.int8
-    with pytest.raises(ModelLoadError, match=f"l.{name} is quantised, .*rotary pairs"):
-        list(floating_pairs([(f"l.{name}", torch.zeros(4, 4, dtype=kind))]))
-    blocks = "l.q_proj.q8_0", torch.zeros(4, 34, dtype=torch.uint8)  # a row an output
-    passed = [("l.v_proj.qweight", torch.zeros(2, 2)), ("l.q_proj.bias", torch.zeros(4)), blocks]
-    assert list(floating_pairs(passed)) == passed

@@ -30,7 +30,7 @@ from specengine.layers.quantization.linears import (
 )
 from specengine.layers.quantization.method import LayerTensors, QuantisedWeight
 from specengine.layers.quantization.parts import join_parts
-from specengine.layers.weights import halved, load_weights
+from specengine.layers.weights import load_weights
 from tests.support.pretended_ranks import on_threads
 from tests.support.quantised import FORMATS, Format
 
@@ -245,14 +245,6 @@ def test_biases_of_zeros_may_stand_beside_layers_without_bias() -> None:
     load_weights(model, (given | empty).items(), names)
     with pytest.raises(ModelLoadError, match=r"unexpected tensor attn\.k_proj\.bias \[32\]"):
         load_weights(model, {"attn.k_proj.bias": torch.ones(32)}.items(), names)
-
-
-def test_quantised_rows_are_not_taken_out_of_rotary_pairs() -> None:
-    """They would be cut where codes are packed otherwise."""
-    packed = FORMATS["awq"].pack(weight_of(64, 64)).tensors
-    given = [(f"{NAME}.{leaf}", tensor) for leaf, tensor in packed.items()]
-    with pytest.raises(ModelLoadError, match=r"q_proj\.qweight is quantised, and rows of q and k"):
-        list(halved(given, 16, 16))
 
 
 def linears_of(size: int, form: Format, packed: dict[str, dict[str, Tensor]]) -> list[Tensor]:

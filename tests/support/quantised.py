@@ -4,6 +4,7 @@ numpy, and not with what reads them."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -243,6 +244,12 @@ FORMATS: dict[str, Format] = {
 }  # fmt: skip
 
 
+# What has two dimensions and is no product of a layer that published checkpoints quantise.
+_OTHERS = re.compile(
+    r"embed|lm_head|norm|bias|correction|\.(gate|router|shared_expert_gate|in_proj_[ab])\."
+)
+
+
 @dataclass(frozen=True)
 class Pair:
     """Folders of one model: its checkpoint in a format, and the dense one that it stands for."""
@@ -252,14 +259,15 @@ class Pair:
 
 
 def quantise_model(source: Path, folder: Path, form: Format) -> Pair:
-    """Every product of the layers but the first layer's down_proj, which is left as it is."""
+    """Every product of the layers but for what checkpoints leave in floating point (routers, few
+    rows), the first layer's down_proj, and experts that stand in one tensor."""
     pair = Pair(folder / "quantised", folder / "dense")
     for one in (pair.quantised, pair.dense):
         shutil.copytree(source, one)
     tensors: Tensors = {}
     dense: Tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        is_product = name.endswith(("proj.weight", "proj_with_mqa.weight"))
+        is_product = tensor.dim() == 2 and _OTHERS.search(name) is None
         if not is_product or name.endswith("layers.0.mlp.down_proj.weight"):
             tensors[name] = dense[name] = tensor
             continue

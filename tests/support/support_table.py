@@ -46,12 +46,12 @@ COLUMNS = (
     Column(
         "FP8",
         "tests/target/test_quantised_families.py",
-        lambda family, test: family in test.READ,
+        lambda family, test: (family, test.ROWS) in test.CASES,
     ),
     Column(
         "AWQ, GPTQ, W4A16",
-        "tests/e2e/test_quantised_models.py",
-        lambda family, test: family == "llama",
+        "tests/target/test_quantised_families.py",
+        lambda family, test: (family, test.W4A16) in test.CASES,
     ),
     Column(
         "MXFP4",

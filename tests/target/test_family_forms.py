@@ -107,11 +107,3 @@ def test_heads_without_gains_are_refused(tmp_path: Path) -> None:
         ModelLoadError, match=r"layers\.1\.self_attn\.k_layernorm.norms of heads \[0"
     ):
         load(tmp_path)
-
-
-def test_quantised_rows_that_stand_by_head_are_refused(tmp_path: Path) -> None:
-    save_small_model("gptneox", tmp_path, seed=5)
-    name = "gpt_neox.layers.0.attention.query_key_value."
-    changed(tmp_path, lambda tensors: tensors.update({f"{name}scales": torch.ones(12, 1)}))
-    with pytest.raises(ModelLoadError, match="rows of q, k and v stand together by head"):
-        load(tmp_path)

@@ -146,6 +146,7 @@ _TYPES: dict[str, _Type] = {
 # Types, as leaves of tensors' names, in which experts stay, and other layers.
 KEPT_OF_EXPERTS = frozenset(_TYPES)
 KEPT = KEPT_OF_EXPERTS - {"mxfp4"}
+COLUMN_ORDER = "column_order"
 
 
 class Gguf(Quantization):
@@ -165,8 +166,8 @@ class Gguf(Quantization):
         blocks = layer.columns // found.columns
         raw = layer.shaped(kind, layer.rows, blocks * found.size)
         made = found.read(raw.view(layer.rows, blocks, found.size))
-        if isinstance(made, IntWeight) and layer.has("column_order"):
-            return made.in_order(layer.shaped("column_order", layer.columns))
+        if isinstance(made, IntWeight) and layer.has(COLUMN_ORDER):
+            return made.in_order(layer.shaped(COLUMN_ORDER, layer.columns))
         return made
 
     def random(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:

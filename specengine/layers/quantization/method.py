@@ -18,6 +18,9 @@ from specengine.layers.moves import Plan
 
 QuantisedWeight = Fp8Weight | IntWeight | Mxfp4Weight
 
+# Beside the tensors of a layer: int64 [rows], the row of theirs that each row of the weight is.
+ROW_ORDER = "row_order"
+
 
 @dataclass
 class LayerTensors:

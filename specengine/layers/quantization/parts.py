@@ -11,20 +11,32 @@ from specengine.core.errors import ConfigError
 from specengine.core.parallel import Cut
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight, join_mxfp4
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight, join_fp8, join_int
-from specengine.layers.quantization.method import LayerTensors, QuantisedWeight, Quantization
+from specengine.layers.quantization.method import (
+    ROW_ORDER,
+    LayerTensors,
+    QuantisedWeight,
+    Quantization,
+)
 
 Part = QuantisedWeight | Tensor
 
 
 def read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, keeps: bool) -> Part:
+    order = layer.tensors.pop(ROW_ORDER, None)
     if not layer.is_plain:
         made = method.read(layer)
         layer.finish()
-        return made
+        return made if order is None else _take_rows(made, order, layer)
     weight = layer.shaped("weight", layer.rows, layer.columns)
     layer.finish()
     encoded = None if keeps else method.encode(weight)
     return weight.to(dtype) if encoded is None else encoded
+
+
+def _take_rows(made: QuantisedWeight, order: Tensor, layer: LayerTensors) -> QuantisedWeight:
+    if isinstance(made, Mxfp4Weight):
+        raise layer.refused("is MXFP4, whose rows are not reordered")
+    return made.take_rows(order)
 
 
 def own_part(whole: Part, cut: Cut | None, name: str) -> Part:

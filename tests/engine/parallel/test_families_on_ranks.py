@@ -73,7 +73,12 @@ def test_drafts_of_latent_heads_and_of_recurrent_state_on_two_ranks(
     assert any(drafted for *_, drafted, _ in found)
 
 
-QUANTISED = [("gptq", "llama"), ("fp8 blocks", "llama"), ("compressed fp8 rows", "qwen3_5")]
+QUANTISED = [
+    ("gptq", "llama"),
+    ("fp8 blocks", "llama"),
+    ("compressed fp8 rows", "qwen3_5"),
+    ("awq", "gptneox"),
+]
 
 
 @pytest.mark.parametrize(("name", "family"), QUANTISED)
