@@ -90,6 +90,9 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         found |= {
             "gen_ai.usage.output_tokens": record.completion_tokens,
             "gen_ai.server.time_to_first_token": record.first_token,
+        }
+    if record.spec.num_steps:
+        found |= {
             "specengine.accepted_length": record.spec.mean_acceptance_length,
             "specengine.num_rounds": record.spec.num_steps,
             "specengine.num_draft_tokens": record.spec.num_draft_tokens,

@@ -133,7 +133,7 @@ class FakeEngine:
                 prompt_logprobs=[None, *logprobs(prompt_ids[1:], sampling.prompt_logprobs)],
                 num_prompt_tokens=len(prompt_ids),
                 num_cached_tokens=5,
-                spec=spec,
+                spec=spec if finish is not None else SpecStats(),  # told at the end, as engines do
                 times=RequestTimes(started, started + 0.1, started + 0.3),
             )
             if finish is not None:

@@ -129,6 +129,8 @@ def test_a_stream_holds_all_text_so_far(site: Any, engine: Any) -> None:
     assert end == "[DONE]"
     last: dict[int, str] = {}
     for one in map(json.loads, events):
+        has_ended = one["meta_info"]["finish_reason"] is not None
+        assert ("spec_accept_length" in one["meta_info"]) == has_ended
         assert one["text"].startswith(last.get(one["index"], ""))
         last[one["index"]] = one["text"]
     assert last == {0: TEXT, 1: TEXT}

@@ -102,7 +102,7 @@ def test_line_of_a_client_that_left(site: Any, engine: Any, lines: Lines) -> Non
     assert line["abandoned"] is True
     assert line["prompt_tokens"] == 1
     assert 0 < line["completion_tokens"] < 150  # as far as they came
-    assert line["accepted_length"] >= 1
+    assert "accepted_length" not in line  # unknown: rounds are told at the end of a choice
 
 
 @pytest.mark.parametrize("stream", [False, True])

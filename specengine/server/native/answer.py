@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from specengine.core.request import TokenLogprob
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
 from specengine.server.completions import encode_prompts
@@ -74,7 +75,7 @@ class NativeAnswer:
         return told
 
     def _meta_info(self, number: int, output: RequestOutput) -> Json:
-        job, spec = self._run.job, output.spec
+        job = self._run.job
         meta: Json = {
             "id": self._body.name_of(number, job.id),
             "finish_reason": _finish(output),
@@ -82,16 +83,9 @@ class NativeAnswer:
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.num_cached_tokens,
             "e2e_latency": time.monotonic() - self._started,
-            "spec_verify_ct": spec.num_steps,
-            "spec_accept_length": round(spec.mean_acceptance_length, 4),
-            "spec_accept_rate": round(spec.draft_acceptance_rate, 4),
-            "spec_accept_token_num": spec.num_accepted,
-            "spec_draft_token_num": spec.num_draft_tokens,
-            # What newer releases of SGLang call the same.
-            "spec_num_correct_drafts": spec.num_accepted,
-            "spec_num_proposed_drafts": spec.num_draft_tokens,
-            "spec_correct_drafts_histogram": list(spec.histogram),
         }
+        if output.finish_reason is not None:  # before, nothing is known of the rounds
+            meta |= _speculative(output.spec)
         if (num_tops := job.prompts[number].sampling.logprobs) is not None:
             meta |= self._logprobs(number, output, num_tops)
         return meta
@@ -132,6 +126,20 @@ def _check(output: RequestOutput) -> None:
     finish = output.finish_reason
     if finish is None or finish.kind != "abort":
         checked(output)
+
+
+def _speculative(spec: SpecStats) -> Json:
+    return {
+        "spec_verify_ct": spec.num_steps,
+        "spec_accept_length": round(spec.mean_acceptance_length, 4),
+        "spec_accept_rate": round(spec.draft_acceptance_rate, 4),
+        "spec_accept_token_num": spec.num_accepted,
+        "spec_draft_token_num": spec.num_draft_tokens,
+        # What newer releases of SGLang call the same.
+        "spec_num_correct_drafts": spec.num_accepted,
+        "spec_num_proposed_drafts": spec.num_draft_tokens,
+        "spec_correct_drafts_histogram": list(spec.histogram),
+    }
 
 
 def _finish(output: RequestOutput) -> Json | None:

@@ -36,6 +36,7 @@ from tests.e2e.hostile.watch import (
     hold,
     probing,
     settled,
+    slots_amid_stream,
     touch_all_memory,
     used_slots,
 )
@@ -64,6 +65,7 @@ class Outcome:
     calm: Probes = field(default_factory=Probes)  # before it began
     seconds: float = 0.0
     load: float = 0.0
+    slots_amid_stream: int = 0
     used_slots: int = 0
     restarted: int = 0
 
@@ -89,6 +91,8 @@ class Outcome:
         found += [f"a probe was slower than {SLOWEST} s: {one}" for one in self.probes.slow]
         if self.growth > GROWTH:
             found.append(f"memory grew to {self.growth:.2f} of before: {self.before} {self.after}")
+        if not self.slots_amid_stream:
+            found.append("no KV slot was in use amid a stream: a leak would not show")
         if self.used_slots:
             found.append(f"{self.used_slots} KV slots are in use")
         if self.restarted:
@@ -205,6 +209,7 @@ def attack(
         asyncio.run(Attack(served, warm_up, seed + 1).run())
         with probing(served) as outcome.calm:
             time.sleep(2)
+    outcome.slots_amid_stream = slots_amid_stream(served)
     outcome.before = hold(served)
     load, began = Load(), time.monotonic()
     with probing(served) as outcome.probes:
@@ -237,6 +242,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "MiB before": {k: round(v) for k, v in outcome.before.memory.items()},
         "MiB after": {k: round(v) for k, v in outcome.after.memory.items()},
         "memory after / before": round(outcome.growth, 3),
+        "KV slots in use amid a stream before": outcome.slots_amid_stream,
         "KV slots in use after": outcome.used_slots,
         "processes started again": outcome.restarted,
         "problems": len(outcome.problems()),

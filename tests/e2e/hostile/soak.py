@@ -29,6 +29,7 @@ from tests.e2e.hostile.watch import (
     flush,
     hold,
     settled,
+    slots_amid_stream,
     touch_all_memory,
     used_slots,
 )
@@ -84,6 +85,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     before: Holdings | None = None
     after: Holdings | None = None
+    slots_amid_stream: int = 0
     used_slots: int = 0
     aborts: int = 0
     retractions: int = 0
@@ -99,6 +101,8 @@ class Outcome:
         assert self.before is not None
         assert self.after is not None
         found = [*self.wrong]
+        if not self.slots_amid_stream:
+            found.append("no KV slot was in use amid a stream: a leak would not show")
         if self.used_slots:
             found.append(f"{self.used_slots} KV slots are in use")
         if any(self.after.in_use.values()):
@@ -197,6 +201,7 @@ def soak(
     asyncio.run(Soak(served.url, expected, seed + 1).run(warm_up))
     one = Soak(served.url, expected, seed)
     outcome = one.outcome
+    outcome.slots_amid_stream = slots_amid_stream(served)
     outcome.before = hold(served)
     aborts, retractions = (served.metric(f"request_{name}_total") for name in COUNTERS)
     began = time.monotonic()
@@ -229,6 +234,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "MiB after": {k: round(v) for k, v in outcome.after.memory.items()},
         "memory after / before": round(outcome.growth, 3),
         "descriptors before / after": [outcome.before.descriptors, outcome.after.descriptors],
+        "KV slots in use amid a stream before": outcome.slots_amid_stream,
         "KV slots in use after": outcome.used_slots,
         "problems": len(outcome.problems()),
     }

@@ -42,6 +42,7 @@ def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
     assert outcome.num_sent == 80
     assert outcome.bad == []
     assert outcome.probes.failed == []
+    assert outcome.slots_amid_stream > 0
     assert (outcome.used_slots, outcome.restarted) == (0, 0)
     assert "Traceback" not in served.log.read_text()
 
@@ -117,6 +118,8 @@ def test_what_is_lost_shows() -> None:
     probes.rows.append({"seconds": 0.7, "starved": 0.3, "status": 503})
     outcome = attack.Outcome(before=before, after=after, probes=probes, used_slots=3, restarted=1)
     outcome.note("x", "500", "500: oh")
+    assert len(outcome.problems()) == 7
+    outcome.slots_amid_stream = 9
     assert len(outcome.problems()) == 6
 
 

@@ -74,6 +74,13 @@ def used_slots(served: Served) -> int:
     return int(state["num_slots"] - state["num_free_slots"])
 
 
+def slots_amid_stream(served: Served) -> int:
+    """KV slots in use while a request is decoded: with none, `used_slots` cannot tell a leak."""
+    with served.stream(max_tokens=500) as events:
+        next(events)
+        return used_slots(served)
+
+
 def in_use(served: Served) -> dict[str, float]:
     text = served.get("/metrics").text
     return {name: served.metric(name, text) for name in GAUGES}
