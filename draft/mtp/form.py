@@ -16,11 +16,14 @@ The next step's hidden_i: `out_i`, with the final norm. So SGLang in all three f
 Qwen3-Next's and MiMo's; for DeepSeek's, vLLM fed the state before the norm and changed it, for more
 accepted tokens (vLLM #45895, #47448).
 
-The head: nothing but the matrix, because `out_i` is normed already.
+The head: nothing but the matrix, because `out_i` is normed already. ERNIE 4.5's layer has no norm
+of its own behind it and takes the target's, in Baidu's own FastDeploy (ernie4_5_mtp.py). vLLM has
+none there, and drafts worse in a comparison of both against transformers (vMLX, ernie4_5_moe.py).
 
-Position 0: nothing is masked. vLLM (DeepSeek, MiMo) and SGLang (MiMo) zero the embedding there,
-from when their row 0 held token_0 and no hidden state (vLLM #12755, #14137). Here, as in training
-(the paper; FastMTP, arXiv:2509.18362), row 0 holds token_1 and hidden_0, like any other row.
+Position 0: nothing is masked. vLLM (DeepSeek, MiMo, ERNIE) and SGLang (MiMo) zero the embedding
+there, from when their row 0 held token_0 and no hidden state (vLLM #12755, #14137). Here, as in
+training (the paper; FastMTP, arXiv:2509.18362), row 0 holds token_1 and hidden_0, like any other
+row.
 
 Norms are the target family's: plain weights on most, gains that count from 1 in Qwen3-Next's and
 Qwen3.5's.
@@ -45,10 +48,11 @@ class MtpForm:
     embedding_norm: str
     hidden_norm: str
     projection: str  # [H, 2 H]
-    final_norm: str
+    final_norm: str | None  # None: the target's
     embed_tokens: str | None  # may be absent: the target's
     lm_head: str | None  # may be absent: the target's
     hidden_first: bool = False  # the projection reads [hidden, embedding]
+    architectures: tuple[str, ...] = ()  # of targets whose random weights have layers of this form
 
     @property
     def anchor(self) -> str:
@@ -63,8 +67,9 @@ class MtpForm:
 
     def owns(self, name: str, layer_id: int) -> bool:
         """Whether a tensor is part of this layer, or shared by it."""
-        found = re.match(_pattern(self.layer), name)
-        is_other = found is not None and int(found[1]) != layer_id
+        numbered = (self.layer, self.embedding_norm, self.hidden_norm, self.projection)
+        found = (re.match(_pattern(part) + r"\.", name) for part in numbered if _ID in part)
+        is_other = any(one is not None and int(one[1]) != layer_id for one in found)
         return name.startswith(self.root.format(id=layer_id)) and not is_other
 
     def checkpoint_name(self, name: str, layer_id: int) -> str:
@@ -128,5 +133,18 @@ MIMO: Final = MtpForm(
     embed_tokens=None,
     lm_head=None,
     hidden_first=True,
+    architectures=("MiMoForCausalLM",),
 )
-FORMS: Final = (DEEPSEEK, QWEN3_NEXT, MIMO)
+ERNIE: Final = MtpForm(
+    name="ERNIE 4.5",
+    root="model.mtp_",
+    layer="model.mtp_block.{id}",
+    embedding_norm="model.mtp_emb_norm.{id}",
+    hidden_norm="model.mtp_hidden_norm.{id}",
+    projection="model.mtp_linear_proj.{id}",
+    final_norm=None,
+    embed_tokens=None,
+    lm_head=None,
+    architectures=("Ernie4_5_MoeForCausalLM",),
+)
+FORMS: Final = (DEEPSEEK, QWEN3_NEXT, MIMO, ERNIE)

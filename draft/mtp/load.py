@@ -10,7 +10,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import DraftTarget, LoadedDraft, draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
-from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpLayerName
+from specengine.draft.mtp.form import DEEPSEEK, FORMS, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
@@ -52,10 +52,10 @@ def _dummy_layers(source: ModelSource) -> tuple[MtpLayerName, ...]:
     """As many as the configuration states, in the form of the family."""
     config = source.hf_config
     count = getattr(config, "num_nextn_predict_layers", None) or 1
-    if "MiMoForCausalLM" in source.architectures:
-        return tuple(MtpLayerName(MIMO, index) for index in range(count))
-    first = config.num_hidden_layers
-    return tuple(MtpLayerName(DEEPSEEK, first + index) for index in range(count))
+    names = set(source.architectures)
+    form = next((one for one in FORMS if names.intersection(one.architectures)), DEEPSEEK)
+    first = config.num_hidden_layers if form is DEEPSEEK else 0
+    return tuple(MtpLayerName(form, first + index) for index in range(count))
 
 
 def _one_a_step(layers: tuple[MtpLayerName, ...], spec: SpecConfig) -> tuple[MtpLayerName, ...]:
@@ -92,4 +92,5 @@ def _load(source: ModelSource, name: MtpLayerName, index: int, target: DraftTarg
     )
     model = cast(MtpModel, loaded)
     model.share(target_model.embed, target_model.head)
+    model.share_norm(target_model.model.norm)
     return model

@@ -22,7 +22,7 @@ from specengine.layers.decoder import DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
-from specengine.layers.norm import make_norm
+from specengine.layers.norm import Norm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import add_offsets, fill_places, weight_places
@@ -68,14 +68,19 @@ class MtpModel(DraftModel):
         log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.device)
         rotary = RotaryEmbedding.from_config(config, *spec.rotary_table)
         self.layer = DecoderLayer(spec, kv_layer, rotary)
-        self.final_norm = make_norm(spec, size, eps)
+        self.final_norm = make_norm(spec, size, eps) if name.form.final_norm else None
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
         self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None
+
+    def share_norm(self, norm: Norm) -> None:
+        """Use the target's final norm, where the form has none; before it runs, like `share`."""
+        self.final_norm = self.final_norm or norm
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids int64 [T], the token after each row's; batch.features [T, H], the state that
         each row continues -> its own states, [T, H], which both the head and the next step take."""
         assert batch.features is not None
+        assert self.final_norm is not None, "share_norm comes first"
         pair = [
             self.embedding_norm(self.embed(input_ids)),
             self.hidden_norm(batch.features),

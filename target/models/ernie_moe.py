@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -69,6 +70,11 @@ class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
             else None
             for layer in range(config.num_hidden_layers)
         ]
+
+    @classmethod
+    def mtp_spec(cls, config: Any) -> LayerSpec:
+        """The layer that predicts one token further (`model.mtp_block`) has no experts."""
+        return replace(super().mtp_spec(config), experts=None)
 
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         for name, tensor in super().own_tensors(weights):

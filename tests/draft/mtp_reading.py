@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Weights = dict[str, Tensor]
-FORMS = ("deepseek", "qwen3_next", "mimo")
+FORMS = ("deepseek", "qwen3_next", "mimo", "ernie")
 
 
 @dataclass
@@ -120,6 +120,13 @@ class Reading:
         x = self.linear(torch.cat(pair, dim=-1), f"{name}.input_proj")
         return self.norm(self.layer(x, name), f"{name}.final_layernorm")
 
+    def ernie(self, tokens: Sequence[int], hidden: Tensor, index: int) -> Tensor:
+        """As Baidu's FastDeploy has it: the target's norm is behind the layer."""
+        embedded = self.norm(self.embed(tokens), f"model.mtp_emb_norm.{index}")
+        pair = [embedded, self.norm(hidden, f"model.mtp_hidden_norm.{index}")]
+        x = self.linear(torch.cat(pair, dim=-1), f"model.mtp_linear_proj.{index}")
+        return self.norm(self.layer(x, f"model.mtp_block.{index}"), "model.norm")
+
     def mtp(self, form: str, tokens: Sequence[int], hidden: Tensor, index: int = 0) -> Tensor:
         states: Tensor = getattr(self, form)(tokens, hidden, index)
         return states
@@ -174,6 +181,7 @@ def _layer_weights(reading: Reading, form: str, index: int) -> Weights:
             {"input_proj": 2, "token_layernorm": 1, "hidden_layernorm": 1, "final_layernorm": 1},
             {},
         ),
+        "ernie": (f"model.mtp_block.{index}", {}, {}),
     }[form]
     shapes = {
         name.replace("model.layers.0", layer): tensor.shape
@@ -182,6 +190,9 @@ def _layer_weights(reading: Reading, form: str, index: int) -> Weights:
     }
     parts = {f"{layer}.{name}": rank for name, rank in own.items()}
     parts |= {f"mtp.{name}": rank for name, rank in shared.items()}
+    if form == "ernie":
+        ranks = {"emb_norm": 1, "hidden_norm": 1, "linear_proj": 2}
+        parts |= {f"model.mtp_{name}.{index}": rank for name, rank in ranks.items()}
     shapes |= {
         f"{name}.weight": torch.Size([size, 2 * size] if rank == 2 else [size])
         for name, rank in parts.items()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.mtp.checkpoint import find_layers
-from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpForm
+from specengine.draft.mtp.form import DEEPSEEK, ERNIE, MIMO, MtpForm
 from specengine.draft.mtp.load import load_mtp
 from tests.draft.mtp_reading import FORMS, add_mtp
 from tests.draft.test_mtp_model import TARGETS, load_models, load_target
@@ -35,7 +35,8 @@ def test_every_dense_target_can_carry_them(
 
 
 @pytest.mark.parametrize(
-    ("form", "ids"), [("deepseek", [3, 4]), ("qwen3_next", [0, 1]), ("mimo", [0, 1])]
+    ("form", "ids"),
+    [("deepseek", [3, 4]), ("qwen3_next", [0, 1]), ("mimo", [0, 1]), ("ernie", [0, 1])],
 )
 def test_layers_are_found_by_their_names(
     form: str, ids: list[int], small_models: dict[str, Path], tmp_path: Path
@@ -62,12 +63,13 @@ def test_a_separate_directory_may_count_from_zero(
 
 
 @pytest.mark.parametrize(
-    ("family", "form", "ids"), [("llama", DEEPSEEK, [3]), ("mimo", MIMO, [0, 1])]
+    ("family", "form", "ids"),
+    [("llama", DEEPSEEK, [3]), ("mimo", MIMO, [0, 1]), ("ernie4_5_moe", ERNIE, [0])],
 )
 def test_dummy_targets_get_dummy_layers(
     family: str, form: MtpForm, ids: list[int], small_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = small_models["llama"]
+    folder = small_models[family if family != "mimo" else "llama"]
     if family == "mimo":
         folder = add_mtp(small_models["qwen2"], tmp_path, "mimo", layers=2)
     models = load_models(folder, load_format="dummy", num_steps=len(ids))
@@ -78,7 +80,8 @@ def test_no_layers_names_what_was_looked_for(small_models: dict[str, Path]) -> N
     names = (
         r"model\.layers\.\*\.eh_proj\.weight \(DeepSeek-V3\), "
         r"mtp\.layers\.\*\.input_layernorm\.weight \(Qwen3-Next\), "
-        r"model\.mtp_layers\.\*\.input_proj\.weight \(MiMo\).*--speculative-draft-model-path"
+        r"model\.mtp_layers\.\*\.input_proj\.weight \(MiMo\), "
+        r"model\.mtp_linear_proj\.\*\.weight \(ERNIE 4\.5\).*--speculative-draft-model-path"
     )
     with pytest.raises(ModelLoadError, match=names):
         load_models(small_models["llama"])
@@ -103,6 +106,8 @@ def test_another_hidden_size_is_refused(
         ("qwen3_next", "mtp.layers.0.self_attn.q_norm.weight"),
         ("mimo", "model.mtp_layers.0.self_attn.q_proj.bias"),
         ("mimo", "model.mtp_layers.0.final_layernorm.weight"),
+        ("ernie", "model.mtp_emb_norm.0.weight"),
+        ("ernie", "model.mtp_block.0.mlp.down_proj.weight"),
     ],
 )
 def test_a_missing_tensor_is_named_as_the_checkpoint_names_it(

@@ -1,5 +1,5 @@
 """MTP layers of families whose layers are not Llama's, against transformers' own layer: the last of
-a model of one layer more, which its checkpoint calls by the same names."""
+a model of one layer more, under the names that published checkpoints give it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,29 @@ MORE: dict[str, dict[str, Any]] = {
     "deepseekv3": {},
     "glm4moe": {},
     "glm4moelite": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "ernie4_5_moe": {"moe_layer_start_index": 1, "moe_layer_end_index": 2},  # layer 3 is dense
 }
 LAYER = "model.layers.3"
+_DEEPSEEK = {
+    "layer": LAYER,
+    "embedding": f"{LAYER}.enorm",
+    "hidden": f"{LAYER}.hnorm",
+    "projection": f"{LAYER}.eh_proj",
+    "last": f"{LAYER}.shared_head.norm",
+}
+_ERNIE = {
+    "layer": "model.mtp_block.0",
+    "embedding": "model.mtp_emb_norm.0",
+    "hidden": "model.mtp_hidden_norm.0",
+    "projection": "model.mtp_linear_proj.0",
+    "last": "model.norm",
+}
+
+
+def names_of(family: str) -> dict[str, str]:
+    return _ERNIE if family == "ernie4_5_moe" else _DEEPSEEK
+
+
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
 NEW_TOKENS = 20
 
@@ -34,12 +55,12 @@ class Reading:
 
     def __init__(self, longer: Path, target: Path, family: str) -> None:
         self.model = reference_model(longer, family)
-        self.weights = load_file(target / "model.safetensors")
+        self.weights, self.names = load_file(target / "model.safetensors"), names_of(family)
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
+    def norm(self, x: Tensor, part: str) -> Tensor:
         eps = self.model.config.rms_norm_eps
         scaled: Tensor = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-        return scaled * self.weights[f"{LAYER}.{name}.weight"]
+        return scaled * self.weights[f"{self.names[part]}.weight"]
 
     @torch.no_grad()
     def hidden(self, tokens: list[int]) -> Tensor:
@@ -52,16 +73,16 @@ class Reading:
     def mtp(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """tokens: of each row the next; hidden: what each row continues -> states, [T, H]."""
         inner, count = self.model.model, len(tokens)
-        pair = self.norm(inner.embed_tokens(torch.tensor(tokens)), "enorm")
-        joined = torch.cat([pair, self.norm(hidden, "hnorm")], dim=-1)
-        x = (joined @ self.weights[f"{LAYER}.eh_proj.weight"].T)[None]
+        pair = self.norm(inner.embed_tokens(torch.tensor(tokens)), "embedding")
+        joined = torch.cat([pair, self.norm(hidden, "hidden")], dim=-1)
+        x = (joined @ self.weights[f"{self.names['projection']}.weight"].T)[None]
         places = torch.arange(count)[None]
         future = torch.full((1, 1, count, count), float("-inf")).triu(1)
         angles = inner.rotary_emb(x, places)
         out = inner.layers[3](
             x, attention_mask=future, position_ids=places, position_embeddings=angles
         )
-        return self.norm((out[0] if isinstance(out, tuple) else out)[0], "shared_head.norm")
+        return self.norm((out[0] if isinstance(out, tuple) else out)[0], "last")
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
@@ -84,13 +105,19 @@ def folders(
         (longer / path.name).write_bytes(path.read_bytes())
     shutil.copytree(longer, target)
     edit(target, lambda fields: fields | {"num_hidden_layers": 3, "num_nextn_predict_layers": 1})
-    weights, size = load_file(target / "model.safetensors"), 64
+    names, size = names_of(family), 64
+    weights = {
+        name.replace(f"{LAYER}.", f"{names['layer']}."): tensor
+        for name, tensor in load_file(target / "model.safetensors").items()
+    }
     generator = torch.Generator().manual_seed(3)
-    shapes = {"eh_proj": (size, 2 * size), "enorm": (size,), "hnorm": (size,)}
-    for name, shape in {**shapes, "shared_head.norm": (size,)}.items():
+    shapes = {"projection": (size, 2 * size), "embedding": (size,), "hidden": (size,)}
+    if family != "ernie4_5_moe":  # whose last norm is the target's
+        shapes["last"] = (size,)
+    for part, shape in shapes.items():
         noise = torch.randn(shape, generator=generator)
         made = noise * 0.12 if len(shape) == 2 else 1 + 0.2 * noise
-        weights[f"{LAYER}.{name}.weight"] = made
+        weights[f"{names[part]}.weight"] = made
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return longer, target, family
 
@@ -142,7 +169,8 @@ def test_drafts_of_a_predictable_target_all_stand(
     folders: tuple[Path, Path, str], tmp_path: Path
 ) -> None:
     """Its layers add nothing, so that the last token alone decides, for both alike."""
-    folder = predictable(shutil.copytree(folders[1], tmp_path / "made"), "deepseek", 1, residue=0.0)
+    form = "ernie" if folders[2] == "ernie4_5_moe" else "deepseek"
+    folder = predictable(shutil.copytree(folders[1], tmp_path / "made"), form, 1, residue=0.0)
     spec = SpecConfig(algorithm="MTP", adaptive=False, num_steps=3)
     for one in greedy(folder, spec):
         assert one.spec.num_accepted == NEW_TOKENS - 1 - one.spec.num_steps

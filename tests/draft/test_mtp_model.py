@@ -30,7 +30,7 @@ from tests.draft.mtp_reading import FORMS, Reading, add_mtp
 
 CPU = torch.device("cpu")
 TOKENS = [(7 * i * i + 3 * i) % 300 for i in range(40)]
-TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
+TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2", "ernie": "llama"}
 
 
 def load_target(folder: Path, load_format: str = "auto", **spec: Any) -> DraftTarget:

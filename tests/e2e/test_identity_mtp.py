@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 # Forms differ in the model alone: each drafts once, MiMo's in every setting.
 CASES = [(form, layers, "chain") for form in FORMS[:2] for layers in (1, 3)]
+CASES += [("ernie", 1, "chain")]
 CASES += [("mimo", layers, setting) for setting in SETTINGS for layers in (1, 3)]
 TREES: dict[str, dict[str, Any]] = {
     "tree": {"spec": TREE},

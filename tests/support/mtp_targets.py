@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.draft.mtp_reading import Reading
 
-TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
+TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2", "ernie": "llama"}
 
 
 def predictable(folder: Path, form: str, layers: int, residue: float) -> Path:
@@ -31,6 +31,11 @@ def predictable(folder: Path, form: str, layers: int, residue: float) -> Path:
         projection, embedding_norm, final_norm = {
             "deepseek": (f"{layer}.eh_proj", f"{layer}.enorm", f"{layer}.shared_head.norm"),
             "qwen3_next": ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.norm"),
+            "ernie": (
+                f"model.mtp_linear_proj.{index}",
+                f"model.mtp_emb_norm.{index}",
+                "model.norm",
+            ),
             "mimo": (f"{inner}.input_proj", f"{inner}.token_layernorm", f"{inner}.final_layernorm"),
         }[form]
         halves = weights[f"{projection}.weight"].chunk(2, dim=1)

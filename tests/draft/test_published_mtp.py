@@ -1,0 +1,246 @@
+"""MTP layers under the names that published checkpoints give them, as vLLM 0.24 and FastDeploy read
+them: the layer drafts, and each of its tensors is asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.errors import ModelLoadError
+from specengine.draft.mtp.load import load_mtp
+from tests.draft.test_mtp_model import load_target
+from tests.support.families import VOCAB, save_small_model
+
+SIZE, EXPERTS = 64, "{expert}"
+_ATTENTION = "self_attn.{q,k,v,o}_proj.weight"
+_HEAD_NORMS = "self_attn.{q,k}_norm.weight"
+_QKV_BIAS = "self_attn.{q,k,v}_proj.bias"
+_LATENT = (
+    "self_attn.{q_a_proj,q_a_layernorm,q_b_proj,kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj,o_proj}"
+    ".weight"
+)
+_NORMS = "{input,post_attention}_layernorm.weight"
+_DENSE = "mlp.{gate,up,down}_proj.weight"
+_EACH_EXPERT = f"mlp.experts.{EXPERTS}.{{gate,up,down}}_proj.weight"
+_ROUTED = (
+    "mlp.gate.{weight,e_score_correction_bias}",
+    "mlp.shared_experts.{gate,up,down}_proj.weight",
+)
+_SHARED_GATE = (
+    "mlp.gate.weight",
+    "mlp.shared_expert_gate.weight",
+    "mlp.shared_expert.{gate,up,down}_proj.weight",
+)
+_NEXTN = "{eh_proj,enorm,hnorm,embed_tokens,shared_head.norm,shared_head.head}.weight"
+
+
+@dataclass(frozen=True)
+class Published:
+    """layer: how tensors of the decoder layer begin. parts: of it, braces standing for several
+    names. beside: whole names. donor: fields of a small model whose last layer has the shapes.
+    is_nested: the text is part of a multimodal checkpoint."""
+
+    family: str
+    layer: str
+    parts: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    donor: dict[str, Any] = field(default_factory=dict)
+    is_nested: bool = False
+
+
+_FULL: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention"] * 2}
+_GATED = (_ATTENTION, _HEAD_NORMS, _NORMS)
+_QWEN = ("mtp.{fc,norm,pre_fc_norm_embedding,pre_fc_norm_hidden}.weight",)
+PUBLISHED = {
+    "DeepSeek-V3": Published(
+        "deepseekv3", "model.layers.3", (_LATENT, _NORMS, _EACH_EXPERT, *_ROUTED, _NEXTN)
+    ),
+    "GLM-4.5-Air": Published(
+        "glm4moe",
+        "model.layers.3",
+        (_ATTENTION, _QKV_BIAS, _NORMS, _EACH_EXPERT, *_ROUTED, _NEXTN),
+        donor={"use_qk_norm": False},
+    ),
+    "Qwen3-Next-80B-A3B": Published(
+        "qwen3next", "mtp.layers.0", (*_GATED, _EACH_EXPERT, *_SHARED_GATE), _QWEN, _FULL
+    ),
+    "Qwen3.5-27B": Published(
+        "qwen3_5", "mtp.layers.0", (*_GATED, _DENSE), _QWEN, _FULL, is_nested=True
+    ),
+    "Qwen3.5-35B-A3B": Published(
+        "qwen3_5moe",
+        "mtp.layers.0",
+        (*_GATED, "mlp.experts.{gate_up,down}_proj", *_SHARED_GATE),
+        _QWEN,
+        _FULL,
+        is_nested=True,
+    ),
+    "MiMo-7B": Published(
+        "mimo",
+        "model.mtp_layers.0",
+        (
+            _ATTENTION,
+            _QKV_BIAS,
+            _NORMS,
+            _DENSE,
+            "{token_layernorm,hidden_layernorm,input_proj,final_layernorm}.weight",
+        ),
+    ),
+    "ERNIE-4.5-21B-A3B": Published(
+        "ernie4_5_moe",
+        "model.mtp_block.0",
+        (_ATTENTION, _NORMS, _DENSE),
+        ("model.mtp_{emb_norm,hidden_norm,linear_proj}.0.weight",),
+        {"moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    ),
+}
+_JOINS = ("eh_proj", "fc", "input_proj", "linear_proj")
+_TABLES = ("embed_tokens", "shared_head.head")
+
+
+def spelled(text: str, experts: int) -> Iterator[str]:
+    """Each name that braces stand for."""
+    found = re.search(r"\{([^{}]*)\}", text)
+    if found is None:
+        yield text
+        return
+    several = map(str, range(experts)) if found[0] == EXPERTS else found[1].split(",")
+    for one in several:
+        yield from spelled(text[: found.start()] + one + text[found.end() :], experts)
+
+
+def shape_of(name: str, published: Published, donor: dict[str, Tensor]) -> torch.Size:
+    """By the donor's last layer, but for what a decoder layer has not."""
+    like = name.replace(f"{published.layer}.", "model.layers.3.")
+    if like in donor:
+        return donor[like].shape
+    stem = re.sub(r"\.\d+$", "", name.removesuffix(".weight"))
+    if stem.endswith(_TABLES):
+        return torch.Size([VOCAB, SIZE])
+    if stem.endswith(_JOINS):
+        return torch.Size([SIZE, 2 * SIZE])
+    if ".experts." in stem:
+        start, _, kind = like.rpartition(".")
+        parts = ["gate_proj", "up_proj"] if kind == "gate_up_proj" else ["down_proj"]
+        rows, columns = donor[f"{start}.0.{parts[0]}.weight"].shape
+        count = sum(bool(re.match(rf"{start}\.\d+\.down_proj", one)) for one in donor)
+        return torch.Size([count, rows * len(parts), columns])
+    assert "norm" in stem, name
+    return torch.Size([SIZE])
+
+
+def merged_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts of a layer as Qwen3.5 has them: [experts, rows of gate, then of up, columns]."""
+    made = {name: one for name, one in tensors.items() if ".experts." not in name}
+    for start in {
+        name.partition("experts.")[0] + "experts" for name in tensors.keys() - made.keys()
+    }:
+        count = sum(name.startswith(f"{start}.") for name in tensors) // 3
+        each = {
+            kind: torch.stack([tensors[f"{start}.{n}.{kind}_proj.weight"] for n in range(count)])
+            for kind in ("gate", "up", "down")
+        }
+        made[f"{start}.gate_up_proj"] = torch.cat([each["gate"], each["up"]], dim=1)
+        made[f"{start}.down_proj"] = each["down"]
+    return made
+
+
+def nest(folder: Path) -> None:
+    """A text model's directory as the language part of a multimodal one."""
+    path = folder / "config.json"
+    text = json.loads(path.read_text())
+    [name] = text.pop("architectures")
+    model_type = text["model_type"].removesuffix("_text")
+    fields = {
+        "architectures": [name.replace("ForCausalLM", "ForConditionalGeneration")],
+        "model_type": model_type,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text | {"model_type": f"{model_type}_text", "mtp_num_hidden_layers": 1},
+        "vision_config": {"model_type": model_type, "depth": 1, "hidden_size": 32, "num_heads": 2},
+    }
+    path.write_text(json.dumps(fields))
+
+
+def publish(published: Published, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A target of three layers with its MTP layer, in one checkpoint; the layer's names."""
+    fields = {"num_hidden_layers": 4, **published.donor}
+    donor = load_file(
+        save_small_model(published.family, tmp_path / "donor", 3, **fields) / "model.safetensors"
+    )
+    if "layer_types" in fields:
+        fields["layer_types"] = fields["layer_types"][:3]
+    fields["num_hidden_layers"] = 3
+    folder = save_small_model(published.family, tmp_path / "target", 3, **fields)
+    tensors = load_file(folder / "model.safetensors")
+    experts = len({one[1] for name in donor if (one := re.search(r"\.experts\.(\d+)\.", name))})
+    texts = [f"{published.layer}.{part}" for part in published.parts] + list(published.beside)
+    names = [name for text in texts for name in spelled(text, experts)]
+    if "experts.{gate_up,down}_proj" in " ".join(published.parts):
+        tensors = merged_experts(tensors)
+    if published.is_nested:
+        nest(folder)
+        tensors = {
+            re.sub(r"^model\.", "model.language_model.", name): one for name, one in tensors.items()
+        }
+        tensors["model.visual.blocks.0.norm1.weight"] = torch.ones(32)
+    else:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 1}))
+    generator = torch.Generator().manual_seed(3)
+    for name in names:
+        shape = shape_of(name, published, donor)
+        noise = torch.randn(shape, generator=generator)
+        tensors[name] = noise * 0.12 if len(shape) > 1 else 1 + 0.2 * noise
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder, names
+
+
+@pytest.fixture(scope="module", params=list(PUBLISHED))
+def checkpoint(
+    request: pytest.FixtureRequest,
+    small_models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[str]]:
+    published = PUBLISHED[request.param]
+    folder, names = publish(published, tmp_path_factory.mktemp(published.family))
+    for path in small_models["llama"].glob("*token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder, names
+
+
+def test_published_layer_drafts_and_changes_no_token(checkpoint: tuple[Path, list[str]]) -> None:
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    prompts = ["The quick brown fox", "0123456789" * 5]
+    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 1024}
+    spec = SpecConfig(algorithm="MTP", adaptive=False, num_steps=2)
+    found = LLM(str(checkpoint[0]), spec, **flags).generate(prompts, params)
+    plain = LLM(str(checkpoint[0]), **flags).generate(prompts, params)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    assert all(one.spec.num_steps > 0 for one in found)
+
+
+def test_each_published_tensor_is_asked_for(checkpoint: tuple[Path, list[str]]) -> None:
+    """But for tables, in whose place the target's serve."""
+    folder, names = checkpoint
+    path = folder / "model.safetensors"
+    tensors, target = load_file(path), load_target(folder)
+    try:
+        for name in names:
+            if name.removesuffix(".weight").endswith(_TABLES):
+                continue
+            save_file({one: x for one, x in tensors.items() if one != name}, path)
+            with pytest.raises(ModelLoadError):
+                load_mtp(target)
+    finally:
+        save_file(tensors, path, metadata={"format": "pt"})
+    load_mtp(target)
