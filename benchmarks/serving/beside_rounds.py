@@ -3,10 +3,11 @@ long does a prompt wait? Whole prompts, chunks, mixed batches and split prefill 
 
     python benchmarks/serving/beside_rounds.py llama-3.1-8b-shape --random-draft 32000
 
-Chunks and mixed batches are of 1,024 tokens. Split prompts have a share of the SMs: of the policy's
-choice, always the one that is named, or all of them. Each way has an engine of its own: prompts
-alone, streams alone, then both. A stream is one request after another. TPOT is of a request,
-(end - first token) / (tokens - 1); a gap is the time between two outputs of a request.
+Chunks and mixed batches are of 1,024 tokens. Split prompts take turns with rounds or have a share
+of the SMs beside them, as the policy chooses; or turns alone, shares alone, or always the share
+that is named. Each way has an engine of its own: prompts alone, streams alone, then both. A stream
+is one request after another. TPOT is of a request, (end - first token) / (tokens - 1); a gap is the
+time between two outputs of a request.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ from specengine.engine.phases import Phases
 from specengine.lab.environment import environment
 from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.runner.loader.source import resolve_model
+from specengine.scheduler.split_policy import SplitPrefillPolicy
 
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"chunked_prefill_size": 1024},
     "mixed": {"chunked_prefill_size": 1024, "enable_mixed_chunk": True},
     "split": {"enable_pdmux": True},
+    "turns": {"enable_pdmux": True, "pdmux_sm_shares": (1.0,)},
+    "shares": {"enable_pdmux": True, "pdmux_sm_shares": (0.5, 0.76)},
     "half": {"enable_pdmux": True, "pdmux_sm_shares": (0.5,)},
     "two-thirds": {"enable_pdmux": True, "pdmux_sm_shares": (0.65,)},
     "three-quarters": {"enable_pdmux": True, "pdmux_sm_shares": (0.76,)},
-    "all": {"enable_pdmux": True, "pdmux_sm_shares": None},
 }
 STREAM_TOKENS, PROMPT_OUTPUT = 32, 8
 
@@ -161,12 +164,19 @@ def measure(name: str, engine: Engine, args: argparse.Namespace) -> dict[str, An
     row["accepted length"] = stats.spec.mean_acceptance_length
     details = None if stats.split is None else vars(stats.split)
     lanes = None if engine.device_rounds is None else vars(engine.device_rounds.lanes)
-    policy = None if engine.split is None else vars(engine.split.policy)
+    policy = None if engine.split is None else measured(engine.split.policy)
     print(
         json.dumps({**row, "split": details, "lanes": lanes, "policy": policy}, default=str),
         flush=True,
     )
     return row
+
+
+def measured(policy: SplitPrefillPolicy) -> dict[str, Any]:
+    """Of the policy: all but the rounds that it remembers one by one."""
+    found = {key: value for key, value in vars(policy).items() if key != "_lately"}
+    found["together, in times of turns"] = {s: policy.both_together(s) for s in policy.shares}
+    return found
 
 
 def config_of(args: argparse.Namespace, folder: Path) -> EngineConfig:

@@ -164,6 +164,11 @@ class Platform(ABC):
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
         """What the body launches goes to that stream."""
 
+    @abstractmethod
+    def read_on(self, tensor: Tensor, stream: Any) -> None:
+        """A stream reads a tensor that was made on another. Once the tensor is gone, its memory is
+        given to others behind what the stream was given by then."""
+
     # Graphs
 
     @abstractmethod

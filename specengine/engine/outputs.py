@@ -56,10 +56,13 @@ class SplitStats:
     num_prefills: int = 0  # forwards, of one prompt or several
     num_prompts: int = 0
     num_calls: int = 0
+    num_turns: int = 0  # calls in turns with rounds
     num_layers: int = 0
     num_left: int = 0  # prompts that were aborted or retracted amid one
     num_rounds_on_all: int = 0  # beside prompts, without a graph for the SMs that these leave
-    fallbacks: dict[str, int] = field(default_factory=dict)  # prefills on all SMs, by reason
+    fallbacks: dict[str, int] = field(
+        default_factory=dict
+    )  # prefills without SMs of their own, by reason
     decision: SplitDecision | None = None  # the last one
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from specengine.core.batch import AttentionBackend
@@ -20,9 +18,10 @@ from specengine.kernels.dispatch import share_device
 from specengine.layers.compute_paths import SPLIT_PREFILL
 from specengine.layers.decoder import DecoderLayer
 from specengine.runner.attention import make_attention_backends
-from specengine.runner.green_contexts import NoGreenContexts, make_sm_parts
+from specengine.runner.green_contexts import NoGreenContexts, SmParts, make_sm_parts
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.model_runner import ModelRunner
 from specengine.runner.split_streams import BesideRounds, SplitStreams
 from specengine.scheduler.split_policy import SplitPrefillPolicy
 from specengine.scheduler.split_prompts import SplitPrompts
@@ -30,8 +29,7 @@ from specengine.scheduler.split_prompts import SplitPrompts
 logger = logging.getLogger(__name__)
 
 MIN_TOKENS_GPU, MIN_TOKENS_CPU = 512, 64
-# Reasons, which are counted.
-NOT_WANTED = "--pdmux-sm-shares none"
+# A reason, which is counted.
 # Whose sums would be launched in another order on each rank, if prompts had streams of their own.
 SEVERAL_RANKS = "prompts and rounds of several ranks take turns"
 
@@ -70,16 +68,15 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
     split, runner = config.split, engine.parts.worker.runner
     if not split.enable_pdmux:
         return
-    on_gpu = runner.device.type == "cuda"
+    on_gpu = runner.platform.is_accelerator
     usual = MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU
     chunk = config.schedule.chunked_prefill_size or -1
     least = split.pdmux_min_tokens or (min(usual, chunk) if chunk > 0 else usual)
-    streams = SplitStreams()
-    no_shares: str | None = None
+    streams, no_shares = SplitStreams(runner.platform.synchronize), None
     if on_gpu and engine.parts.link.communicator.size > 1:
-        streams, no_shares = SplitStreams(runner.platform.synchronize), SEVERAL_RANKS
+        no_shares = SEVERAL_RANKS
     elif on_gpu:
-        streams, no_shares = _streams(runner.device, split.pdmux_sm_shares)
+        streams, no_shares = _streams(runner, split.sm_parts)
     if on_gpu:
         backend = make_attention_backends(config.model, runner.device).target
     made = engine.split = SplitPrefills(
@@ -87,7 +84,11 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         engine.scheduler,
         SplitPrompts(least, alone=runner.pools.states is not None),
         SplitPrefillPolicy(
-            runner.model.num_layers, streams.shares, split.pdmux_tpot_ratio, split.pdmux_layers
+            runner.model.num_layers,
+            streams.shares,
+            split.pdmux_tpot_ratio,
+            split.pdmux_layers,
+            split.takes_turns,
         ),
         streams,
         backend,
@@ -111,6 +112,7 @@ def join_pipeline(split: SplitPrefills | None, pipeline: RoundPipeline) -> None:
     if split is None:
         return
     pipeline.is_disturbed = lambda: split.is_busy
+    split.is_in_flight = lambda: pipeline.has_in_flight
     if not split.streams.shares:
         return
     try:
@@ -129,19 +131,20 @@ def _capture_beside(rounds: RoundExecutor) -> None:
                     rounds.graph(one, logging.DEBUG)
 
 
-def _streams(
-    device: torch.device, shares: Sequence[float] | None
-) -> tuple[BesideRounds, str | None]:
-    """And why prompts have no share of the SMs of their own, where they do not."""
-    whole = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
-    if shares is None:
-        return BesideRounds({}, whole, most_calls=1), NOT_WANTED
+def _streams(runner: ModelRunner, shares: list[float]) -> tuple[SplitStreams, str | None]:
+    """shares: of the SMs, beside rounds. And why prompts have none, where they were asked for."""
+    whole = runner.platform.new_stream()
+    parts, reason = dict[float, SmParts](), None
     try:
-        made = make_sm_parts(device, shares)
+        made = make_sm_parts(runner.device, shares) if shares else []
+        parts = dict(zip(shares, made, strict=True))
     except NoGreenContexts as error:
-        logger.info("prompts beside rounds share all SMs with them: %s", error)
-        return BesideRounds({}, whole, most_calls=1), str(error)
-    share_device()
-    for one in made:
+        reason = str(error)
+        logger.info("long prompts take turns with rounds: %s", error)
+    if parts:
+        share_device()
+    for one in parts.values():
         logger.info("prompts on %d SMs, rounds on %d", one.share.num_sms, one.rest.num_sms)
-    return BesideRounds(dict(zip(shares, made, strict=True)), whole), None
+    if whole is None:
+        return SplitStreams(runner.platform.synchronize), reason
+    return BesideRounds(parts, whole, runner.platform), reason

@@ -1,4 +1,5 @@
-"""Prompts that run a few layers at a time beside rounds (ForwardMode.SPLIT_PREFILL)."""
+"""Prompts that run a few layers at a time, in turns with rounds or beside them
+(ForwardMode.SPLIT_PREFILL)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
@@ -18,6 +17,7 @@ from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.transfer import int64, sent
 from specengine.engine.round.lanes import RoundLanes
+from specengine.engine.split_job import SplitJob
 from specengine.runner.fallbacks import HOOKED, count_fallback
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.split_streams import Call, SplitStreams
@@ -28,45 +28,30 @@ from specengine.scheduler.split_prompts import SplitPrompts, waiting_tokens
 TakeOutput = Callable[[ScheduleBatch, LogitsOutput], None]
 
 
-@dataclass(eq=False)
-class SplitJob:
-    """A forward under way. Its state is on the batch. kept: places of the requests that have not
-    left it."""
-
-    batch: ScheduleBatch
-    on_device: ForwardBatch
-    kept: list[int]
-    hidden: Tensor | None = None  # [T, H], after the last layer
-    last: Call | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.batch.extend_lens)
-
-    @property
-    def is_done(self) -> bool:
-        return self.hidden is not None and self.last is not None and self.last.is_done
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        return min(self.batch.reqs[place].rank for place in self.kept)
-
-
 @dataclass
 class _Measured:
-    """A call that is not measured yet."""
+    """A call that is not measured yet. decision: None is what followed the last layer."""
 
     call: Call
-    decision: SplitDecision
+    decision: SplitDecision | None
     num_tokens: int
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether rounds run meanwhile."""
+        return self.decision is not None and self.decision.share is not None
 
 
 @dataclass
 class SplitPrefills:
     """Launches the layers of prompts, those of the lowest rank first, and gives their outputs.
 
+    A turn is a call on all SMs between two rounds. It is launched before the second of them is, at
+    most one for each round, and the host waits for neither: the device goes from one to the other.
+
     attn_backend: of these prompts alone. no_shares: why they have no SMs of their own on a GPU.
-    link: to other ranks, which launch as many layers as rank 0. They take turns with rounds.
+    link: to other ranks, which launch as many layers as rank 0. is_in_flight: whether a round is
+    launched and not committed; set by split_build.join_pipeline.
     """
 
     runner: ModelRunner
@@ -81,10 +66,13 @@ class SplitPrefills:
     counters: Counter[str] = field(default_factory=Counter)
     decision: SplitDecision | None = None  # the last one
     lanes: RoundLanes | None = None  # of rounds on the device; set by split_build.use_lanes
+    is_in_flight: Callable[[], bool] = lambda: False
     _running: list[_Measured] = field(default_factory=list)
+    _num_rounds: int = 0  # that were committed
+    _turn_after: int | None = None  # how many rounds had been launched before the last turn
     _round_ended: float | None = None  # the last one, if nothing but rounds has run since
     _beside: SplitDecision | None = None  # what ran while the round did
-    _in_turn: float = 0.0  # seconds that calls have taken since
+    _in_turn: float = 0.0  # seconds of turns that are not told to the policy
 
     def __post_init__(self) -> None:
         self.prompts.settle = self.settle
@@ -96,13 +84,14 @@ class SplitPrefills:
     def next_batch(self, take: TakeOutput) -> ScheduleBatch | None:
         """What runs next on the current stream, as Scheduler.schedule; no round is in flight. take:
         called with prompts whose last layer has run."""
-        for job in [one for one in self.jobs if one.is_done]:
-            self.interrupt()
-            self._finish(job, take)
-        batch = self.scheduler.schedule()
-        while batch is not None and batch.forward_mode.is_split_prefill():
-            self._start(batch)
+        while True:
+            for job in [one for one in self.jobs if one.is_ready]:
+                self.interrupt()
+                self._finish(job, take)
             batch = self.scheduler.schedule()
+            if batch is None or not batch.forward_mode.is_split_prefill():
+                break
+            self._start(batch)
         if batch is None or batch.forward_mode.is_prefill():
             self.interrupt()
             if batch is not None and sum(batch.extend_lens) >= self.prompts.min_tokens:
@@ -112,32 +101,40 @@ class SplitPrefills:
         return batch
 
     def advance(self) -> None:
-        """Launch the next layers, if the last ones are done or nearly so. On a CPU they run."""
+        """Launch the next layers: in turn, if a round was launched since the last turn or none
+        runs; beside rounds, if the last ones are done or nearly so. On a CPU they run."""
         self.settle()
         self._measure()
-        while self.jobs and len(self._running) < self.streams.most_calls:
-            unfinished = [one for one in self.jobs if one.hidden is None]
-            if not unfinished:
+        while unfinished := [one for one in self.jobs if one.hidden is None]:
+            if not self.policy.shares and not self._turn_is_due:
                 break
-            self._launch(min(unfinished, key=lambda one: one.rank))
-            if self.streams.takes_turns:
+            job = min(unfinished, key=lambda one: one.rank)
+            decision = self._decide(job)
+            if not decision.layers or not self._may_launch(decision):
+                break
+            self._launch(job, decision)
+            if decision.share is None:
                 break
         self._measure()
-        self.prompts.is_ready = any(job.is_done for job in self.jobs)
+        self.prompts.is_ready = any(job.is_ready for job in self.jobs)
         if self.lanes is not None:
-            self.lanes.share = self.decision.share if self._running and self.decision else None
+            self.lanes.share = self.decision.share if self._runs_beside and self.decision else None
 
     def saw_round(self, reqs: Sequence[Req]) -> None:
         """A round of these has ended, and is committed."""
+        self._measure()
         now, batch_size = perf_counter(), len(reqs)
         for req in reqs:
             if req.is_finished and req.finish_time is not None and req.first_token_time is not None:
                 self.policy.saw_answer(req.finish_time - req.first_token_time)
-        if self._round_ended is not None:
-            took = now - self._round_ended - self._in_turn
+        took = 0.0 if self._round_ended is None else now - self._round_ended - self._in_turn
+        if took > 0.0:
             self.policy.saw_round(batch_size, took, self._beside, self._in_turn)
+        elif self._in_turn:
+            self.policy.saw_delay(self._in_turn)
+        self._num_rounds += 1
         self._round_ended, self._in_turn = now, 0.0
-        self._beside = self.decision if self._running else None
+        self._beside = self.decision if self._runs_beside else None
 
     def interrupt(self) -> None:
         """Something else than rounds runs, or nothing: the time until the next end of a round is no
@@ -163,6 +160,26 @@ class SplitPrefills:
 
     # ---- the parts of a step
 
+    @property
+    def _runs_beside(self) -> int:
+        """Calls beside rounds that were not done yet."""
+        return sum(one.is_beside for one in self._running)
+
+    @property
+    def _num_launched(self) -> int:
+        """Rounds so far."""
+        return self._num_rounds + self.is_in_flight()
+
+    @property
+    def _turn_is_due(self) -> bool:
+        return not self.scheduler.queues.running or self._num_launched != self._turn_after
+
+    def _may_launch(self, decision: SplitDecision) -> bool:
+        if decision.share is not None:
+            return self._runs_beside < self.streams.most_calls
+        # A turn waits for what runs beside rounds, and they would wait for it.
+        return self._turn_is_due and not self._runs_beside
+
     def settle(self) -> None:
         """As SplitPrompts has it: requests that were aborted or retracted leave their forwards.
         Layers launched later do not write what they had, and those launched before run first."""
@@ -178,11 +195,12 @@ class SplitPrefills:
             if not kept:
                 self.jobs.remove(job)
             elif job.hidden is None:
-                self.streams.launch(None, partial(_forget, job.on_device, gone))
+                self.streams.launch(None, partial(job.forget, gone))
 
     def _start(self, batch: ScheduleBatch) -> None:
         """All that the forward is told of its requests is read now: they may leave before its
         first layer."""
+        self.interrupt()
         self.streams.begin()
         try:
             on_device, _ = self.streams.launch(None, partial(self._send, batch))
@@ -196,22 +214,22 @@ class SplitPrefills:
             count_fallback(self.counters, "split prefill", self.no_shares)
         self.advance()
 
-    def _launch(self, job: SplitJob) -> None:
-        decision = self.decision = self._decide(job)
+    def _launch(self, job: SplitJob, decision: SplitDecision) -> None:
+        self.decision = decision
         self.counters["calls"] += 1
         self.counters["layers"] += decision.layers
+        run = partial(self.runner.split_layers, job.on_device, decision.layers)
         try:
-            job.hidden, job.last = self.streams.launch(
-                decision.share,
-                partial(self.runner.split_layers, job.on_device, decision.layers),
-            )
+            if decision.share is None:
+                self.counters["turns"] += 1
+                self._turn_after = self._num_launched
+                job.hidden, job.last = self.streams.take_turn(run)
+            else:
+                job.hidden, job.last = self.streams.launch(decision.share, run)
+                self._beside = decision
         except BaseException:
             self._give_back(job)
             raise
-        if self.streams.takes_turns:
-            self._in_turn += job.last.seconds
-        else:
-            self._beside = decision
         self._running.append(_Measured(job.last, decision, job.num_tokens))
 
     def _decide(self, job: SplitJob) -> SplitDecision:
@@ -236,16 +254,22 @@ class SplitPrefills:
     def _measure(self) -> None:
         while self._running and self._running[0].call.is_done:
             done = self._running.pop(0)
-            self.policy.saw_layers(done.decision, done.num_tokens, done.call.seconds)
+            seconds = done.call.seconds
+            if done.decision is not None:
+                self.policy.saw_layers(done.decision, done.num_tokens, seconds)
+            if not done.is_beside:
+                self._in_turn += seconds
 
     def _finish(self, job: SplitJob, take: TakeOutput) -> None:
+        """The head, and what the drafter reads of the prompt: between two rounds, as a turn."""
         self.jobs.remove(job)
-        self.prompts.is_ready = any(one.is_done for one in self.jobs)
+        self.prompts.is_ready = any(one.is_ready for one in self.jobs)
         try:
-            take(*self._output(job))
+            _, call = self.streams.stay(lambda: take(*self._output(job)))
         except BaseException:
             self._give_back(job)
             raise
+        self._running.append(_Measured(call, None, job.num_tokens))
 
     @torch.inference_mode()
     def _output(self, job: SplitJob) -> tuple[ScheduleBatch, LogitsOutput]:
@@ -254,7 +278,7 @@ class SplitPrefills:
         assert hidden is not None
         self.streams.hand_over([hidden, *on_device.layer_features])
         if len(job.kept) < batch.batch_size:
-            rows = sent(int64(_rows(batch, job.kept)), hidden.device)
+            rows = sent(int64(job.kept_rows), hidden.device)
             batch, hidden = self.scheduler.batches.narrowed(batch, job.kept), hidden[rows]
             on_device.layer_features = [one[rows] for one in on_device.layer_features]
         wanted = batch.get_model_worker_batch().logits_rows
@@ -272,17 +296,3 @@ class SplitPrefills:
         split = self.scheduler.queues.split
         for req in [one for one in batch.reqs if split.get(one) is batch]:
             self.scheduler.lifecycle.retract(req)
-
-
-def _rows(batch: ScheduleBatch, places: list[int]) -> list[int]:
-    """Of the tokens of these requests."""
-    ends = [*accumulate(batch.extend_lens)]
-    return [row for i in places for row in range(ends[i] - batch.extend_lens[i], ends[i])]
-
-
-@torch.inference_mode()
-def _forget(batch: ForwardBatch, places: list[int]) -> None:
-    """Layers to come write these requests' keys and values to slot 0, which no request owns."""
-    ends = [*accumulate(batch.extend_lens_cpu)]
-    for place in places:
-        batch.out_cache_loc[ends[place] - batch.extend_lens_cpu[place] : ends[place]] = 0

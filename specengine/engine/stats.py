@@ -58,6 +58,7 @@ def _split_stats(split: SplitPrefills) -> SplitStats:
         num_prefills=now.get("prefills", 0),
         num_prompts=now.get("prompts", 0),
         num_calls=now.get("calls", 0),
+        num_turns=now.get("turns", 0),
         num_layers=now.get("layers", 0),
         num_left=now.get("left", 0),
         num_rounds_on_all=0 if split.lanes is None else split.lanes.num_on_all,

@@ -43,6 +43,8 @@ def make_sm_parts(device: torch.device, shares: Sequence[float]) -> list[SmParts
 
     Raises NoGreenContexts where package, driver or device have none.
     """
+    if device.type != "cuda":
+        raise NoGreenContexts(f"a device of the kind {device.type} does not part its SMs")
     driver = _driver()
     torch.cuda.current_stream(device).synchronize()  # the primary context is current
     index = torch.cuda.current_device() if device.index is None else device.index

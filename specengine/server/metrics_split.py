@@ -18,6 +18,7 @@ def split_metrics(stats: SplitStats) -> Iterable[Metric]:
         "forwards": ("Forwards of prompts that were split by layers", stats.num_prefills),
         "prompts": ("Prompts in them, a chunk of one counting as one", stats.num_prompts),
         "calls": ("Calls that ran some of their layers", stats.num_calls),
+        "turns": ("Calls on all SMs, in turns with rounds", stats.num_turns),
         "layers": ("Layers that these ran", stats.num_layers),
         "left": ("Prompts aborted or retracted amid such a forward", stats.num_left),
         "rounds_on_all_sms": (
@@ -30,7 +31,7 @@ def split_metrics(stats: SplitStats) -> Iterable[Metric]:
     yield GaugeMetricFamily(_PREFIX + "under_way", text, value=stats.num_under_way)
     family = CounterMetricFamily(
         _PREFIX + "fallbacks",
-        "Forwards that shared all SMs with rounds, by reason",
+        "Forwards that were given no SMs of their own, by reason",
         labels=["reason"],
     )
     for reason, count in stats.fallbacks.items():

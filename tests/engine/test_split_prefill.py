@@ -523,9 +523,10 @@ def test_rounds_take_the_graphs_of_the_share_that_prompts_have(
     rounds, split = run_on_device(llm, sizes=(1, 2, 4, 8)), split_of(llm)
     assert llm.engine.pipeline is not None
     monkeypatch.setattr(split, "streams", PretendedStreams())
-    monkeypatch.setattr(split, "policy", SplitPrefillPolicy(3, (0.5,), layers=1))
+    policy = SplitPrefillPolicy(3, (0.5,), layers=1, turns=False)
+    monkeypatch.setattr(split, "policy", policy)
     monkeypatch.setattr(split, "lanes", rounds.lanes)
-    rounds.lanes.streams = {None: None, 0.5: None}  # type: ignore[dict-item]
+    rounds.lanes.streams = {0.5: None}  # type: ignore[dict-item]
     join_pipeline(split, llm.engine.pipeline)
     launched, launch = list[float | None](), rounds._launch
 
@@ -551,7 +552,7 @@ def test_rounds_that_need_all_sms_leave_prompts_no_share(
     assert llm.engine.pipeline is not None
     monkeypatch.setattr(split, "streams", PretendedStreams())
     monkeypatch.setattr(split, "policy", SplitPrefillPolicy(3, (0.5,)))
-    rounds.lanes.streams = {None: None, 0.5: None}  # type: ignore[dict-item]
+    rounds.lanes.streams = {0.5: None}  # type: ignore[dict-item]
 
     def fails(*given: Any) -> None:
         raise RuntimeError("a cluster that has no room")
@@ -559,7 +560,7 @@ def test_rounds_that_need_all_sms_leave_prompts_no_share(
     monkeypatch.setattr(rounds, "graph", fails)
     join_pipeline(split, llm.engine.pipeline)
     monkeypatch.undo()
-    assert list(rounds.lanes.streams) == [None]
+    assert not rounds.lanes.streams
     reason = split.no_shares
     assert reason is not None
     play(llm, {0: [("x", prompt(3, 60))]})
@@ -573,8 +574,12 @@ class LateCall:
 
     seconds = 0.001
 
-    def __init__(self) -> None:
-        self.left = 3
+    def __init__(self, in_turn: bool = False) -> None:
+        self.left, self.in_turn = 3, in_turn
+
+    @property
+    def is_readable(self) -> bool:
+        return self.in_turn or self.is_done
 
     @property
     def is_done(self) -> bool:
@@ -589,11 +594,15 @@ class PretendedStreams(SplitStreams):
     """Of a GPU: what is launched is not done yet, and joined before what it used is given away."""
 
     most_calls = 2
-    takes_turns = False
-    shares = (0.5,)  # type: ignore[assignment]
+    shares = (0.5,)
 
     def launch(self, share: float | None, run: Callable[[], Any]) -> tuple[Any, Any]:
         return run(), LateCall()
+
+    def take_turn(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+        return run(), LateCall(in_turn=True)
+
+    stay = take_turn
 
 
 @pytest.mark.parametrize(

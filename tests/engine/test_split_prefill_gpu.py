@@ -1,5 +1,5 @@
-"""Long prompts on streams of their own, beside rounds in graphs: the same tokens, also where pages
-change hands amid a prompt."""
+"""Long prompts on streams of their own, in turns with rounds in graphs and beside them: the same
+tokens, also where pages change hands amid a prompt."""
 
 from __future__ import annotations
 
@@ -57,18 +57,30 @@ def play(llm: LLM, leaves: str | None = None) -> dict[str, list[int]]:
     return done
 
 
+SHARES: dict[str, tuple[float, ...]] = {
+    "turns": (1.0,),
+    "shares": (0.5, 0.76),
+    "both": (0.5, 0.76, 1.0),
+}
+
+
+@pytest.mark.parametrize("way", SHARES)
 @pytest.mark.parametrize("leaves", [None, "c"])
 @pytest.mark.parametrize("name", SPECS)
-def test_prompts_beside_rounds_change_no_token(name: str, leaves: str | None) -> None:
+def test_prompts_beside_rounds_change_no_token(name: str, leaves: str | None, way: str) -> None:
     whole = LLM("tiny", SPECS[name], **FLAGS)
     expected = play(whole)
     expected.pop(leaves or "", None)
     del whole
-    llm = LLM("tiny", SPECS[name], **FLAGS, enable_pdmux=True, pdmux_layers=1, pdmux_min_tokens=64)
+    flags = {**FLAGS, "pdmux_layers": 1, "pdmux_min_tokens": 64, "pdmux_sm_shares": SHARES[way]}
+    llm = LLM("tiny", SPECS[name], **flags, enable_pdmux=True)
     split = split_of(llm)
     assert isinstance(split.streams, BesideRounds)
     for _ in range(3):
         assert play(llm, leaves) == expected
+    assert way != "shares" or split.no_shares or split.counters["turns"] < split.counters["calls"]
+    assert way == "shares" or split.counters["turns"] > 0
+    assert way != "turns" or not (split.streams.shares or split.no_shares)
     assert split.counters["calls"] > split.counters["prefills"] > 0
     assert bool(split.counters["left"]) == (leaves is not None)
     if split.streams.shares:

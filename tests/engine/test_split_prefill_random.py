@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.scheduler.split_policy import SplitPrefillPolicy
+from specengine.engine.split_build import join_pipeline
+from specengine.scheduler.split_policy import PromptQueue, SplitDecision, SplitPrefillPolicy
 from tests.engine.test_split_prefill import PretendedStreams, make, prompt, split_of
 from tests.support.device_rounds import run_on_device
 
@@ -73,6 +74,18 @@ def play(llm: LLM, seed: int) -> dict[tuple[str, int], list[int]]:
     return done
 
 
+class ChangingPolicy(SplitPrefillPolicy):
+    """Turns of one layer or two, a share, or nothing, whatever was measured."""
+
+    draw = random.Random(0)
+
+    def decide(self, queue: PromptQueue, batch_size: int) -> SplitDecision:
+        if not batch_size:
+            return super().decide(queue, batch_size)
+        layers, share = self.draw.choice([(0, None), (1, None), (2, None), (1, 0.5), (2, 0.5)])
+        return SplitDecision(min(layers, queue.layers_left), share, "by chance")
+
+
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("name", ["plain", "NGRAM", "EAGLE3", "MTP layers", "qwen3next"])
 @pytest.mark.parametrize("seed", [1, 2])
@@ -105,7 +118,9 @@ def test_random_traffic_is_answered_as_without_split_prompts(
     if on_device:
         run_on_device(llm, sizes=(1, 2, 4, 8))
         split.streams = PretendedStreams()
-        split.policy = SplitPrefillPolicy(3, (0.5,), layers=1)
+        split.policy = ChangingPolicy(3, (0.5,))
+        assert llm.engine.pipeline is not None
+        join_pipeline(split, llm.engine.pipeline)
     found = play(llm, seed)
     both = found.keys() & expected.keys()
     assert len(both) > 25

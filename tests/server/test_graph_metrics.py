@@ -46,13 +46,14 @@ def test_snapshots_are_counted_where_the_target_keeps_recurrent_state() -> None:
 
 def test_split_prompts_are_counted_where_they_are_asked_for() -> None:
     decision = SplitDecision(layers=4, share=0.5, reason="why")
-    split = SplitStats(1, 5, 6, 40, 160, 2, 7, {"cuda-bindings is not installed": 5}, decision)
+    split = SplitStats(1, 5, 6, 40, 30, 160, 2, 7, {"cuda-bindings is not installed": 5}, decision)
     found = samples(EngineStats(split=split), "split_prefill_")
     assert found == {
         ("split_prefill_under_way",): 1,
         ("split_prefill_forwards_total",): 5,
         ("split_prefill_prompts_total",): 6,
         ("split_prefill_calls_total",): 40,
+        ("split_prefill_turns_total",): 30,
         ("split_prefill_layers_total",): 160,
         ("split_prefill_left_total",): 2,
         ("split_prefill_rounds_on_all_sms_total",): 7,

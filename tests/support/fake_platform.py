@@ -44,26 +44,26 @@ class FakeStream:
 
 
 class FakeEvent:
-    """The host sees it pass only after it has waited."""
+    """The host sees it pass only after it has waited for it, or for what comes after it."""
 
     def __init__(self, owner: FakePlatform, timing: bool) -> None:
         self.owner, self.timing = owner, timing
         self.seen: Counter[int] | None = None
-        self.is_awaited = False
 
     def record(self, stream: Any = None) -> None:
-        self.seen = Counter((stream or self.owner.streams[-1]).seen)
-        self.is_awaited = False
+        stream = stream or self.owner.streams[-1]
+        stream.launch()
+        self.seen = Counter(stream.seen)
 
     def synchronize(self) -> None:
-        self.is_awaited = True
+        self.owner.awaited |= self.seen or Counter()
 
     def query(self) -> bool:
-        return self.is_awaited
+        return self.seen is not None and self.seen <= self.owner.awaited
 
     def elapsed_time(self, end: Any) -> float:
         assert self.timing, "the event was made without timing"
-        assert end.is_awaited, "the host has not waited for the end"
+        assert end.query(), "the host has not waited for the end"
         return 1.0 + sum(end.seen.values()) - sum((self.seen or Counter()).values())
 
 
@@ -116,6 +116,7 @@ class FakePlatform(CpuPlatform):
         self.streams = [FakeStream(0)]  # the current one last
         self.num_streams = 1
         self.captures_on = self.new_stream()
+        self.awaited = Counter[int]()  # how much of each stream's work the host has waited for
         self.is_recording = False
         self.num_captures = self.num_replays = self.num_pools = 0
 

@@ -110,6 +110,8 @@ class CpuPlatform(Platform):
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
         return nullcontext()
 
+    def read_on(self, tensor: Tensor, stream: Any) -> None: ...
+
     def graph_pool(self) -> Any:
         return None
 

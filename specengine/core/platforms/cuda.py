@@ -94,6 +94,9 @@ class CudaPlatform(Platform):
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream)
 
+    def read_on(self, tensor: Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
     def graph_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 

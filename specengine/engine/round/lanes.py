@@ -14,14 +14,14 @@ from specengine.runner.capture import capturing_on
 
 @dataclass
 class RoundLanes:
-    """streams: on which rounds are captured, by the share of the SMs that prompts have: None is
-    none. share: that they have now.
+    """streams: on which rounds are captured, by the share of the SMs that prompts have beside them.
+    share: that they have now; None is none, and such rounds run on all SMs.
 
     A graph keeps the SMs of the stream that it was captured on. A round of one share runs beside
     prompts of another, too, and is slower: the two contend for SMs.
     """
 
-    streams: Mapping[float | None, torch.cuda.Stream] = field(default_factory=dict)
+    streams: Mapping[float, torch.cuda.Stream] = field(default_factory=dict)
     share: float | None = None
     num_on_all: int = 0  # rounds beside prompts for which there was no graph of their share
 
@@ -38,22 +38,21 @@ class RoundLanes:
     def keys_of(self, key: RoundKey) -> list[RoundKey]:
         """The same round beside prompts of every share. Grammars send masks amid a round, whose
         parts run on all SMs."""
-        shares = [share for share in self.streams if share is not None]
-        return [] if key.sampling.masks else [key._replace(share=share) for share in shares]
+        return [] if key.sampling.masks else [key._replace(share=share) for share in self.streams]
 
     def forget_shares(self) -> None:
         """Rounds run on all SMs from now on."""
-        self.streams = {share: one for share, one in self.streams.items() if share is None}
+        self.streams = {}
 
     @contextmanager
     def capturing(self, key: RoundKey) -> Iterator[None]:
-        with capturing_on(self.streams.get(key.share)):
+        with capturing_on(self._stream_of(key)):
             yield
 
     @contextmanager
     def replaying(self, key: RoundKey) -> Iterator[None]:
         """On the stream of the key's SMs, behind the current one, which goes on behind it."""
-        stream = None if key.share is None else self.streams.get(key.share)
+        stream = self._stream_of(key)
         if stream is None:
             yield
             return
@@ -61,3 +60,6 @@ class RoundLanes:
         with torch.cuda.stream(stream):
             yield
         torch.cuda.current_stream().wait_stream(stream)
+
+    def _stream_of(self, key: RoundKey) -> torch.cuda.Stream | None:
+        return None if key.share is None else self.streams.get(key.share)
