@@ -20,9 +20,6 @@ GGUF_GATED_SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     **{f"ffn_{one}_shexp": f"mlp.shared_expert.{one}_proj" for one in ("gate", "up", "down")},
 }
-# Of Qwen3-VL alone; Qwen3 keeps each expert's apart.
-_GATE_UP, _DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-_EXPERTS = ExpertTensors(_GATE_UP, _DOWN)
 _GGUF_METADATA = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -96,19 +93,12 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
         return [spec if sparse else None for sparse in sparse_layers(config)]
 
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        return _EXPERTS.split(upright(super().own_tensors(weights), self.config.hidden_size))
-
-
-def upright(
-    weights: Iterable[tuple[str, Tensor]], hidden_size: int
-) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor), those of all experts with a row an output. Qwen3-VL is published with a row
-    an input, [E, H, 2 I] and [E, I, H]; transformers 5 saves the other. The shape tells them apart,
-    and where it does not, the published one is meant."""
-    for name, tensor in weights:
-        inputs = 1 if name.endswith(_GATE_UP) else 2 if name.endswith(_DOWN) else None
-        is_turned = inputs is not None and tensor.dim() == 3 and tensor.shape[inputs] == hidden_size
-        yield name, tensor.transpose(1, 2) if is_turned else tensor
+        """Qwen3-VL alone keeps experts in one tensor. It is published with a row an input, and
+        transformers 5 saves it with a row an output."""
+        experts = ExpertTensors(
+            "mlp.experts.gate_up_proj", "mlp.experts.down_proj", inputs=self.config.hidden_size
+        )
+        return experts.split(super().own_tensors(weights))
 
 
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):

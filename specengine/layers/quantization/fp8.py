@@ -65,10 +65,10 @@ def read_fp8(
     if layer.has("weight") and layer.tensors["weight"].dtype != FP8:
         found = layer.tensors["weight"].dtype
         raise layer.refused(f"has type {found}; of FP8 only float8_e4m3fn is read")
-    codes = layer.shaped("weight", layer.rows, layer.columns)
+    codes = layer.shaped("weight", layer.rows, layer.columns).contiguous()
     rows, columns = _scale_places(layer, block)
     scale = layer.need(*_SCALES).float()
-    scale = scale.view(-(-layer.rows // rows), -(-layer.columns // columns)).contiguous()
+    scale = scale.reshape(-(-layer.rows // rows), -(-layer.columns // columns)).contiguous()
     given: Fp8Input | None = None
     if is_static:
         published = layer.need("input_scale", "activation_scale").float().flatten().amax()
