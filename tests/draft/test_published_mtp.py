@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,9 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
 from specengine.draft.mtp.load import load_mtp
 from tests.draft.test_mtp_model import load_target
+from tests.support.device_rounds import run_on_device
 from tests.support.families import VOCAB, save_small_model
+from tests.support.mtp_targets import predictable
 
 SIZE, EXPERTS = 64, "{expert}"
 _ATTENTION = "self_attn.{q,k,v,o}_proj.weight"
@@ -218,15 +221,27 @@ def checkpoint(
     return folder, names
 
 
-def test_published_layer_drafts_and_changes_no_token(checkpoint: tuple[Path, list[str]]) -> None:
+FLAGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 1024}
+SPEC = SpecConfig(algorithm="MTP", adaptive=False, num_steps=2)
+
+
+def spoken(llm: LLM) -> list[tuple[list[int], int, int]]:
+    """Of each prompt the tokens, and how many steps and accepted tokens they took."""
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    prompts = ["The quick brown fox", "0123456789" * 5]
-    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 1024}
-    spec = SpecConfig(algorithm="MTP", adaptive=False, num_steps=2)
-    found = LLM(str(checkpoint[0]), spec, **flags).generate(prompts, params)
-    plain = LLM(str(checkpoint[0]), **flags).generate(prompts, params)
-    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
-    assert all(one.spec.num_steps > 0 for one in found)
+    found = llm.generate(["The quick brown fox", "0123456789" * 5], params)
+    return [(one.token_ids, one.spec.num_steps, one.spec.num_accepted) for one in found]
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_published_layer_drafts_and_changes_no_token(
+    on_device: bool, checkpoint: tuple[Path, list[str]]
+) -> None:
+    llm = LLM(str(checkpoint[0]), SPEC, **FLAGS)
+    if on_device:
+        run_on_device(llm)
+    found, plain = spoken(llm), spoken(LLM(str(checkpoint[0]), **FLAGS))
+    assert [tokens for tokens, *_ in found] == [tokens for tokens, *_ in plain]
+    assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 
 def test_each_published_tensor_is_asked_for(checkpoint: tuple[Path, list[str]]) -> None:
@@ -244,3 +259,23 @@ def test_each_published_tensor_is_asked_for(checkpoint: tuple[Path, list[str]]) 
     finally:
         save_file(tensors, path, metadata={"format": "pt"})
     load_mtp(target)
+
+
+def test_layer_without_a_norm_of_its_own_follows_new_weights_of_the_target(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """ERNIE's: the drafts are those of an engine that started with the new weights."""
+    first, _ = publish(PUBLISHED["ERNIE-4.5-21B-A3B"], tmp_path)
+    for path in small_models["llama"].glob("*token*"):
+        (first / path.name).write_bytes(path.read_bytes())
+    predictable(first, "ernie", 1, residue=0.2)
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    tensors = load_file(second / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(SIZE, generator=generator)
+    tensors["model.norm.weight"] += noise
+    save_file(tensors, second / "model.safetensors", metadata={"format": "pt"})
+    llm, started = (LLM(str(one), SPEC, **FLAGS) for one in (first, second))
+    before = spoken(llm)
+    llm.update_weights(str(second))
+    assert spoken(llm) == spoken(started) != before
