@@ -19,10 +19,11 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
 from specengine.draft.mtp.load import load_mtp
-from tests.draft.test_mtp_model import load_target
+from tests.draft.test_mtp_model import Runner, assert_near, load_models, load_target
 from tests.support.device_rounds import run_on_device
 from tests.support.families import VOCAB, save_small_model
 from tests.support.mtp_targets import predictable
+from tests.support.quantised import FORMATS, quantise_model
 
 SIZE, EXPERTS = 64, "{expert}"
 _ATTENTION = "self_attn.{q,k,v,o}_proj.weight"
@@ -73,6 +74,12 @@ PUBLISHED = {
         "model.layers.3",
         (_ATTENTION, _QKV_BIAS, _NORMS, _EACH_EXPERT, *_ROUTED, _NEXTN),
         donor={"use_qk_norm": False},
+    ),
+    "GLM-4.7-Flash": Published(
+        "glm4moelite",
+        "model.layers.3",
+        (_LATENT, _NORMS, _EACH_EXPERT, *_ROUTED, _NEXTN),
+        donor={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     ),
     "Qwen3-Next-80B-A3B": Published(
         "qwen3next", "mtp.layers.0", (*_GATED, _EACH_EXPERT, *_SHARED_GATE), _QWEN, _FULL
@@ -180,8 +187,7 @@ def publish(published: Published, tmp_path: Path) -> tuple[Path, list[str]]:
     donor = load_file(
         save_small_model(published.family, tmp_path / "donor", 3, **fields) / "model.safetensors"
     )
-    if "layer_types" in fields:
-        fields["layer_types"] = fields["layer_types"][:3]
+    fields = {name: one[:3] if isinstance(one, list) else one for name, one in fields.items()}
     fields["num_hidden_layers"] = 3
     folder = save_small_model(published.family, tmp_path / "target", 3, **fields)
     tensors = load_file(folder / "model.safetensors")
@@ -279,3 +285,22 @@ def test_layer_without_a_norm_of_its_own_follows_new_weights_of_the_target(
     before = spoken(llm)
     llm.update_weights(str(second))
     assert spoken(llm) == spoken(started) != before
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Qwen3-Next-80B-A3B", "MiMo-7B"])
+def test_layer_in_fp8_blocks_computes_what_its_weights_say(name: str, tmp_path: Path) -> None:
+    """Its joining projection stays in floating point, as DeepSeek-V3 publishes it."""
+    folder, names = publish(PUBLISHED[name], tmp_path)
+    pair = quantise_model(folder, tmp_path / "made", FORMATS["fp8 blocks of 128"])
+    own = load_file(folder / "model.safetensors")
+    [joins] = [one for one in names if one.removesuffix(".weight").endswith(_JOINS)]
+    for place in (pair.quantised, pair.dense):
+        path = place / "model.safetensors"
+        kept = {one: x for one, x in load_file(path).items() if not one.startswith(joins)}
+        save_file(kept | {joins: own[joins]}, path, metadata={"format": "pt"})
+    hidden = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(2))
+    states = []
+    for place in (pair.quantised, pair.dense):
+        [model] = load_models(place)
+        states.append(Runner(model)(list(range(5, 14)), hidden)[0])
+    assert_near(*states)
