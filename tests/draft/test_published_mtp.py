@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,11 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
 from specengine.draft.mtp.load import load_mtp
-from tests.draft.test_mtp_model import load_target
+from tests.draft.test_mtp_model import Runner, assert_near, load_models, load_target
+from tests.support.device_rounds import run_on_device
 from tests.support.families import VOCAB, save_small_model
+from tests.support.mtp_targets import predictable
+from tests.support.quantised import FORMATS, quantise_model
 
 SIZE, EXPERTS = 64, "{expert}"
 _ATTENTION = "self_attn.{q,k,v,o}_proj.weight"
@@ -70,6 +74,12 @@ PUBLISHED = {
         "model.layers.3",
         (_ATTENTION, _QKV_BIAS, _NORMS, _EACH_EXPERT, *_ROUTED, _NEXTN),
         donor={"use_qk_norm": False},
+    ),
+    "GLM-4.7-Flash": Published(
+        "glm4moelite",
+        "model.layers.3",
+        (_LATENT, _NORMS, _EACH_EXPERT, *_ROUTED, _NEXTN),
+        donor={"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     ),
     "Qwen3-Next-80B-A3B": Published(
         "qwen3next", "mtp.layers.0", (*_GATED, _EACH_EXPERT, *_SHARED_GATE), _QWEN, _FULL
@@ -177,8 +187,7 @@ def publish(published: Published, tmp_path: Path) -> tuple[Path, list[str]]:
     donor = load_file(
         save_small_model(published.family, tmp_path / "donor", 3, **fields) / "model.safetensors"
     )
-    if "layer_types" in fields:
-        fields["layer_types"] = fields["layer_types"][:3]
+    fields = {name: one[:3] if isinstance(one, list) else one for name, one in fields.items()}
     fields["num_hidden_layers"] = 3
     folder = save_small_model(published.family, tmp_path / "target", 3, **fields)
     tensors = load_file(folder / "model.safetensors")
@@ -218,15 +227,27 @@ def checkpoint(
     return folder, names
 
 
-def test_published_layer_drafts_and_changes_no_token(checkpoint: tuple[Path, list[str]]) -> None:
+FLAGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 1024}
+SPEC = SpecConfig(algorithm="MTP", adaptive=False, num_steps=2)
+
+
+def spoken(llm: LLM) -> list[tuple[list[int], int, int]]:
+    """Of each prompt the tokens, and how many steps and accepted tokens they took."""
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    prompts = ["The quick brown fox", "0123456789" * 5]
-    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 1024}
-    spec = SpecConfig(algorithm="MTP", adaptive=False, num_steps=2)
-    found = LLM(str(checkpoint[0]), spec, **flags).generate(prompts, params)
-    plain = LLM(str(checkpoint[0]), **flags).generate(prompts, params)
-    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
-    assert all(one.spec.num_steps > 0 for one in found)
+    found = llm.generate(["The quick brown fox", "0123456789" * 5], params)
+    return [(one.token_ids, one.spec.num_steps, one.spec.num_accepted) for one in found]
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_published_layer_drafts_and_changes_no_token(
+    on_device: bool, checkpoint: tuple[Path, list[str]]
+) -> None:
+    llm = LLM(str(checkpoint[0]), SPEC, **FLAGS)
+    if on_device:
+        run_on_device(llm)
+    found, plain = spoken(llm), spoken(LLM(str(checkpoint[0]), **FLAGS))
+    assert [tokens for tokens, *_ in found] == [tokens for tokens, *_ in plain]
+    assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 
 def test_each_published_tensor_is_asked_for(checkpoint: tuple[Path, list[str]]) -> None:
@@ -244,3 +265,42 @@ def test_each_published_tensor_is_asked_for(checkpoint: tuple[Path, list[str]]) 
     finally:
         save_file(tensors, path, metadata={"format": "pt"})
     load_mtp(target)
+
+
+def test_layer_without_a_norm_of_its_own_follows_new_weights_of_the_target(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """ERNIE's: the drafts are those of an engine that started with the new weights."""
+    first, _ = publish(PUBLISHED["ERNIE-4.5-21B-A3B"], tmp_path)
+    for path in small_models["llama"].glob("*token*"):
+        (first / path.name).write_bytes(path.read_bytes())
+    predictable(first, "ernie", 1, residue=0.2)
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    tensors = load_file(second / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(SIZE, generator=generator)
+    tensors["model.norm.weight"] += noise
+    save_file(tensors, second / "model.safetensors", metadata={"format": "pt"})
+    llm, started = (LLM(str(one), SPEC, **FLAGS) for one in (first, second))
+    before = spoken(llm)
+    llm.update_weights(str(second))
+    assert spoken(llm) == spoken(started) != before
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "Qwen3-Next-80B-A3B", "MiMo-7B"])
+def test_layer_in_fp8_blocks_computes_what_its_weights_say(name: str, tmp_path: Path) -> None:
+    """Its joining projection stays in floating point, as DeepSeek-V3 publishes it."""
+    folder, names = publish(PUBLISHED[name], tmp_path)
+    pair = quantise_model(folder, tmp_path / "made", FORMATS["fp8 blocks of 128"])
+    own = load_file(folder / "model.safetensors")
+    [joins] = [one for one in names if one.removesuffix(".weight").endswith(_JOINS)]
+    for place in (pair.quantised, pair.dense):
+        path = place / "model.safetensors"
+        kept = {one: x for one, x in load_file(path).items() if not one.startswith(joins)}
+        save_file(kept | {joins: own[joins]}, path, metadata={"format": "pt"})
+    hidden = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(2))
+    states = []
+    for place in (pair.quantised, pair.dense):
+        [model] = load_models(place)
+        states.append(Runner(model)(list(range(5, 14)), hidden)[0])
+    assert_near(*states)
