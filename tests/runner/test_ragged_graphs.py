@@ -258,7 +258,8 @@ class TestOnTheGpu:
         if isinstance(drafter, DraftWorker) and not in_one:
             drafter.loops = None
         replayed.engine._runs_on_device = lambda *_: False  # type: ignore[method-assign]
-        for params in [[GREEDY] * 4, *BATCHES, [GREEDY]]:
+        long = [replace(one, max_tokens=24) for one in BATCHES[0]]
+        for params in [[GREEDY] * 4, long, BATCHES[1], [replace(GREEDY, max_tokens=24)]]:
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()
         assert stats.graphs["verify"].replays > 5
