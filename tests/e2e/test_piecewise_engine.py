@@ -75,7 +75,7 @@ def test_pieces_change_no_token(
     assert mine == its
     assert cut.engine.scheduler.num_cached_tokens > 100
     stats = cut.engine.stats()
-    assert stats.graphs["piecewise"].replays > 20
+    assert stats.graphs["piecewise"].replays > 15
     assert stats.num_eager_forwards == 0
     assert eager.engine.stats().num_eager_forwards == stats.num_graph_forwards
 
