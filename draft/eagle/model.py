@@ -48,6 +48,8 @@ class EagleModel(DraftModel):
         ids = form.token_map
         if ids is None and form.has_own_vocabulary:
             ids = torch.arange(form.draft_vocab_size)
+        elif ids is not None:
+            ids = ids.to(torch.get_default_device())  # as the parameters
         self.register_buffer("target_ids", ids, persistent=False)
         size = form.spec.hidden_size
         self.embed_tokens = (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
-from specengine.layers.rotary import rotary_fraction
+from specengine.layers.rotary import config_head_dim, rotary_fraction
 from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.models.mixtral import MixtralForCausalLM
@@ -37,12 +37,13 @@ class MiniMaxM2ForCausalLM(LlamaForCausalLM):
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
         "rotary_dim": 16,
+        "partial_rotary_factor": 0.5,
     }
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
         return LayerSpec.from_config(
-            config, qk_norm_whole=True, rotary_fraction=rotary_fraction(config)
+            config, qk_norm_whole=True, rotary_fraction=_rotated_part(config)
         )
 
     @classmethod
@@ -59,3 +60,10 @@ class MiniMaxM2ForCausalLM(LlamaForCausalLM):
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         for name, tensor in super().own_tensors(weights):
             yield name.replace(".mlp.e_score", ".mlp.gate.e_score"), tensor
+
+
+def _rotated_part(config: Any) -> float:
+    """The part of a head that is rotated. Published configurations state it as `rotary_dim` alone,
+    of which older versions of transformers make no factor."""
+    rotated = getattr(config, "rotary_dim", None)
+    return rotary_fraction(config) if rotated is None else rotated / config_head_dim(config)

@@ -166,7 +166,7 @@ def test_a_dummy_target_gets_a_dummy_draft(
         shutil.copy(path, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"num_hidden_layers": 7}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    spec = SpecConfig(algorithm=algorithm, num_steps=2)
+    spec = SpecConfig(algorithm=algorithm, adaptive=False, num_steps=2)
     llm = LLM(str(tmp_path), spec, load_format="dummy", max_total_tokens=64, context_length=64)
     out = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))[0]
     assert out.spec.num_draft_tokens > 0

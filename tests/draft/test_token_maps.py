@@ -95,6 +95,23 @@ def test_mapped_draft_says_its_best_token_of_the_map_and_text_stays(
     assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 
+def test_map_lies_where_the_parameters_of_the_draft_lie(target: Path, tmp_path: Path) -> None:
+    """Kernels of a GPU read it."""
+    draft = checkpoints.oracle_eagle(tmp_path / "draft", target)
+    write_token_map(IDS, tmp_path / "map.json")
+    spec = SpecConfig(
+        algorithm="EAGLE", draft_model_path=str(draft), token_map=str(tmp_path / "map.json")
+    )
+    llm = LLM(str(target), spec, dtype="float32", max_total_tokens=64, device="cpu")
+    model = llm.engine.parts.drafter.runner.model
+    assert torch.equal(model.target_ids, IDS)
+    with torch.device("meta"):
+        made = type(model)(model.form)
+    tensors = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+    assert "target_ids" in tensors
+    assert {one.device.type for one in tensors.values()} == {"meta"}
+
+
 def test_map_beside_a_vocabulary_of_the_drafts_own_is_refused(target: Path, tmp_path: Path) -> None:
     write_token_map(IDS, tmp_path / "map.json")
     draft = checkpoints.eagle3(tmp_path / "draft", target)

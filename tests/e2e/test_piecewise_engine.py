@@ -67,14 +67,15 @@ def test_pieces_change_no_token(
 ) -> None:
     """At first, and again on what the cache has by then; accepted drafts are the same too."""
     spec = eagle3 if drafts else None
-    eager, cut = make(target, spec, setting), make(target, spec, setting, **IN_PIECES)
+    eager = make(target, spec, setting, cuda_graph_mode="none")
+    cut = make(target, spec, setting, **IN_PIECES)
     expected = run(eager), run(eager)
     assert (run(cut), run(cut)) == expected
     mine, its = (llm.engine.scheduler.spec_totals for llm in (eager, cut))
     assert mine == its
     assert cut.engine.scheduler.num_cached_tokens > 100
     stats = cut.engine.stats()
-    assert stats.graphs["piecewise"].replays > 20
+    assert stats.graphs["piecewise"].replays > 15
     assert stats.num_eager_forwards == 0
     assert eager.engine.stats().num_eager_forwards == stats.num_graph_forwards
 

@@ -54,7 +54,8 @@ def test_rounds_of_more_than_16_rows_change_no_token(
 
     def greedy(spec: SpecConfig | None = None) -> list[list[int]]:
         params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-        llm = LLM(str(pair.quantised), dtype="bfloat16", max_total_tokens=256, spec=spec)
+        given = {"dtype": "bfloat16", "max_total_tokens": 256, "device": "cpu"}
+        llm = LLM(str(pair.quantised), spec, **given)
         return [one.token_ids for one in llm.generate(PROMPTS, params)]
 
     expected = greedy()

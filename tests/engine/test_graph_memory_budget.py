@@ -17,6 +17,7 @@ from specengine.runner import graph_cache
 from specengine.runner.capture import CaptureInterrupted
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.memory import graph_memory
+from specengine.runner.memory.graph_memory import MOST_LAUNCHES
 from tests.support.cpu_graphs import capture, graphs_on_the_cpu
 from tests.support.device_rounds import run_again, run_on_device
 from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, SAMPLED, make
@@ -184,11 +185,12 @@ def test_what_failed_captures_leave_and_give_back_by_turns_does_not_add_up(card:
     ("free", "held", "used"),
     [
         pytest.param(500, GRAPH, GRAPH, id="another process gives memory back"),
+        pytest.param(-(8 << 30), GRAPH, GRAPH + MOST_LAUNCHES, id="another process takes memory"),
         pytest.param(-3 * GRAPH, GRAPH, 3 * GRAPH, id="the driver keeps launches"),
         pytest.param(7, -7, 0, id="this process gives memory back"),
     ],
 )
-def test_graphs_take_what_the_device_lacks_or_the_allocator_holds(
+def test_graphs_take_what_the_allocator_holds_and_launches_of_what_else_the_device_lacks(
     free: int, held: int, used: int, card: Card
 ) -> None:
     memory = graph_memory.GraphMemory(100)
@@ -196,6 +198,33 @@ def test_graphs_take_what_the_device_lacks_or_the_allocator_holds(
         card.free, card.held = card.free + free, card.held + held
         assert max(taken(), 0) == used
     assert memory.used == used
+
+
+@ON_CPU
+def test_memory_that_another_process_takes_during_captures_spends_no_budget(
+    card: Card, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Launches of four graphs are the most that it is taken for, however they are captured."""
+    memory, found = graph_memory.GraphMemory(5 * MOST_LAUNCHES), []
+    for one in memory.affordable([2, 1], "graphs"):
+        with memory.measured():
+            card.held += GRAPH
+            card.free -= GRAPH + (2 << 30)
+        found.append(one)
+    with memory.measured():
+        card.free -= 2 << 30
+    assert found == [2, 1]
+    assert memory.used == 4 * MOST_LAUNCHES + 2 * GRAPH
+    assert (memory.is_spent, caplog.text) == (False, "")
+
+
+@ON_CPU
+def test_failed_captures_beside_another_process_spend_no_budget(card: Card) -> None:
+    memory = graph_memory.GraphMemory(2 * MOST_LAUNCHES)
+    for _ in range(20):
+        with pytest.raises(CaptureInterrupted):
+            interrupted(memory, card, 1 << 30)
+    assert memory.used == MOST_LAUNCHES
 
 
 @pytest.mark.parametrize(

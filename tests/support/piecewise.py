@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
+from specengine.core.platform import platform_of
 from specengine.layers.attention import attention_layers
 from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.piecewise.forwards import PiecewiseForwards, PiecewiseOptions
@@ -20,7 +21,7 @@ class MiniContext:
 
     def __init__(self, model: Any, feature_layers: tuple[int, ...] = ()) -> None:
         self.model = model
-        self.graph_memory = GraphMemory()
+        self.graph_memory = GraphMemory(platform=platform_of(self.device))
         self.batch_fields = {"feature_layers": feature_layers}
         self.attn_layers = attention_layers(model)
 

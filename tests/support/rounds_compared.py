@@ -83,5 +83,5 @@ def check_in_interpreter(
 def assert_replayed(llm: LLM, least: int) -> None:
     """On a GPU: more than so many rounds, and all but those near the context's end."""
     stats = llm.engine.stats().graphs["round"]
-    assert stats.replays > least
-    assert stats.fallbacks.keys() <= {NEARLY_FULL, NOT_READY}
+    assert stats.fallbacks.keys() <= {NEARLY_FULL, NOT_READY}, stats
+    assert stats.replays > least, stats

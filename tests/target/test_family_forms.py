@@ -107,3 +107,18 @@ def test_heads_without_gains_are_refused(tmp_path: Path) -> None:
         ModelLoadError, match=r"layers\.1\.self_attn\.k_layernorm.norms of heads \[0"
     ):
         load(tmp_path)
+
+
+def test_minimax_rotates_the_part_that_published_configurations_state(
+    tmp_path: Path, mini_runner: Any
+) -> None:
+    """`rotary_dim` alone, of which older versions of transformers make no factor."""
+    folder = save_small_model("minimaxm2", tmp_path / "small", seed=5)
+    found = mini_runner(load(folder)).logits(ForwardMode.EXTEND, [PROMPT])
+    assert_as_transformers(found, folder, "minimaxm2")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]["partial_rotary_factor"]
+    path.write_text(json.dumps(config))
+    again = mini_runner(load(folder)).logits(ForwardMode.EXTEND, [PROMPT])
+    assert torch.equal(again, found)

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 _PLENTY = 0.75  # of the budget
 _LITTLE = 16 << 20  # bytes that a graph may add to a spent budget
+MOST_LAUNCHES = 32 << 20  # bytes that the driver keeps of one graph at most
 
 
 class _Reading(NamedTuple):
@@ -28,10 +29,10 @@ class _Reading(NamedTuple):
 class GraphMemory:
     """The memory of one engine's graphs, which share a pool because no two of them run at once.
 
-    What graphs take is what the device has less afterwards: the driver keeps their launches, which
-    no allocator knows. Other processes may give memory back meanwhile, so it is never less than
-    what this process's allocator holds more. What others take meanwhile counts, for graphs cannot
-    have it any more.
+    What graphs take is what this process's allocator holds more afterwards, and their launches,
+    which the driver keeps and no allocator knows: what else the device has less, up to
+    MOST_LAUNCHES a graph. Other processes use the device as well, and take memory or give it back
+    during a capture; a device tells what is free and not who has the rest.
 
     What a graph gives lies in the pool, where earlier graphs write when they run: read it, or copy
     it, before any other graph of the pool runs.
@@ -53,6 +54,7 @@ class GraphMemory:
         self._before: _Reading | None = None  # the captures that failed since the last that did not
         self._left = 0  # bytes of `used` that those have left
         self._is_measuring = False
+        self._num_graphs = 0  # of the last `measured`, at most
         self._pool: Any = None
 
     @property
@@ -73,14 +75,16 @@ class GraphMemory:
 
     @contextmanager
     def measured(self) -> Iterator[Callable[[], int]]:
-        """Count what is captured inside as used. Gives a function that tells the bytes so far.
-        Inside another `measured` it counts nothing: the outer one does."""
+        """Count what is captured inside as used: a graph, or one in each inner `measured`. Gives a
+        function that tells the bytes so far. Inside another `measured` it counts none: the outer
+        one does."""
         if self._is_measuring or not self.platform.has_graphs:
+            self._num_graphs += 1
             yield lambda: 0
             return
         self.platform.empty_cache()
         before = self._begin()
-        self._is_measuring = True
+        self._is_measuring, self._num_graphs = True, 1
         try:
             yield lambda: self._taken_since(before) - self._left
         finally:
@@ -109,7 +113,9 @@ class GraphMemory:
 
     def _taken_since(self, before: _Reading) -> int:
         now = self._read()
-        return self.communicator.greatest([max(before.free - now.free, now.held - before.held)])[0]
+        held = now.held - before.held
+        launches = min(before.free - now.free - held, self._num_graphs * MOST_LAUNCHES)
+        return self.communicator.greatest([held + max(launches, 0)])[0]
 
     def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
         """Give sizes one by one, from large to small, to be captured meanwhile; stop when the
