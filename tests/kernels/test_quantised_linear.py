@@ -32,6 +32,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def fp8_weight(kind: str, device: torch.device) -> Fp8Weight:
+    if kind == "block a row":  # as rows are when they were reordered across blocks
+        return fp8_weight("block", device).by_row()
     rows, columns = {"tensor": (OUTS, COLUMNS), "row": (1, COLUMNS)}.get(kind, (32, 64))
     scale = draw(-(-OUTS // rows), -(-COLUMNS // columns)).abs() / 100
     codes = (60 * draw(OUTS, COLUMNS, seed=1)).to(torch.float8_e4m3fn)
@@ -76,7 +78,7 @@ def _interpreter_rounds_inputs_in_pytorch(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["tensor", "row", "block", "block, plain input"])
+@pytest.mark.parametrize("kind", ["tensor", "row", "block", "block, plain input", "block a row"])
 def test_fp8_products_equal_the_reference(
     kind: str, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -89,7 +91,7 @@ def test_fp8_products_equal_the_reference(
     assert not counters_of(x.device).any()
 
 
-@pytest.mark.parametrize("kind", ["tensor", "row", "block"])
+@pytest.mark.parametrize("kind", ["tensor", "row", "block", "block a row"])
 def test_codes_multiplied_as_they_are_give_the_reference(
     kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +171,7 @@ def test_fp8_sums_have_one_order_for_all_numbers_of_rows(
 
 
 def test_whole_weights_are_dequantised(device: torch.device) -> None:
-    for fp8 in ("tensor", "row", "block"):
+    for fp8 in ("tensor", "row", "block", "block a row"):
         weight = fp8_weight(fp8, device)
         found = dequantise_triton.dequantise(weight, torch.float32)
         torch.testing.assert_close(found, weight.dequantised())

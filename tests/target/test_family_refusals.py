@@ -10,8 +10,6 @@ from torch import nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.registry import MODEL_FAMILIES, load_place
-from specengine.layers.layer_spec import GatedDeltaSpec
-from specengine.target.models.qwen_hybrid import by_projection
 from tests.support.families import FAMILIES, small_config
 
 KINDS = ("full_attention", "sliding_attention")
@@ -80,13 +78,6 @@ def test_clipped_projections_are_refused() -> None:
 def test_linear_attention_that_does_not_fit_together_is_refused(field: str) -> None:
     with pytest.raises(ModelLoadError, match=r"linear attention with .* is not supported"):
         make("qwen3next", **{field: 1})
-
-
-def test_projections_in_blocks_across_heads_are_refused() -> None:
-    spec = GatedDeltaSpec(num_key_heads=2, num_heads=4, key_dim=16, value_dim=32, conv_width=4)
-    scales = torch.ones(3, 1)  # of 128 rows each; a head has 160
-    with pytest.raises(ModelLoadError, match=r"in_proj_qkvz\.scale has shape \[3, 1\], which 2 he"):
-        dict(by_projection([("model.layers.0.linear_attn.in_proj_qkvz.scale", scales)], spec))
 
 
 LATENT: dict[str, dict[str, tuple[Any, str]]] = {

@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.layers.quantization import linears
+from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
@@ -95,6 +98,31 @@ def test_quantised_family_gives_the_logits_of_what_it_stands_for(
     family: str, form: str, small_models: dict[str, Path], tmp_path: Path, mini_runner: Any
 ) -> None:
     assert difference(quantised(family, small_models, tmp_path, form), mini_runner) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    slow_but([("glm4", W4A16), ("gptneox", GPTQ)], product(REORDERED, FOUR)),
+)
+def test_reordered_products_that_stay_quantised_give_the_same_logits(
+    family: str,
+    form: str,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    mini_runner: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, with the reference's products."""
+    pair = quantised(family, small_models, tmp_path, form)
+    expected = mini_runner(load(pair.dense)).logits(ForwardMode.EXTEND, [PROMPT])
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    model = load(pair.quantised)
+    names = ("self_attn.qkv_proj", "in_proj_qkvz")
+    kernels = [one.kernel for name, one in model.named_modules() if name.endswith(names)]
+    assert kernels
+    assert all(isinstance(one, QuantisedLinear) and len(one.parts) == 1 for one in kernels)
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("form", [ROWS, W4A16])
