@@ -7,14 +7,14 @@ Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingPara
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import SamplingParams, SpecControl
 from specengine.server.strict import Strict
-from specengine.server.structured import StructuredOutputs
+from specengine.server.structured import FORMS, StructuredOutputs
 
 # Fields of SamplingParams that this API calls or counts otherwise, or that the server sets itself;
 # it has all others under their names.
@@ -78,6 +78,18 @@ class CommonSampling(Strict):
 
 class SamplingFields(CommonSampling):
     """How tokens are chosen and drafted: the same at every endpoint of OpenAI's kind."""
+
+    # Names of vLLM's and SGLang's, the first with those of older releases.
+    instead: ClassVar[dict[str, str]] = {
+        **{f"guided_{one}": f"structured_outputs.{one}" for one in FORMS},
+        "ebnf": "structured_outputs.grammar",
+        "extra_body": "its fields, beside the others",
+        "json_schema": "structured_outputs.json",
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "regex": "structured_outputs.regex",
+        "sampling_seed": "seed",
+    }
 
     seed: int | None = None
     include_stop_str_in_output: bool | None = None

@@ -64,3 +64,6 @@ class StructuredOutputs(Strict):
             message = f"{OUTPUTS} takes one of json, json_object, regex, choice and grammar"
             raise RequestError(f"{message}; {len(asked)} are given", OUTPUTS)
         return asked[0]
+
+
+FORMS = tuple(one.alias or name for name, one in StructuredOutputs.model_fields.items())

@@ -10,6 +10,11 @@ import pytest
 from openai import OpenAI
 
 from specengine.core.errors import QueueFullError, RequestError
+from specengine.server.native.fields import NativeRequest
+from specengine.server.native.sampling import NativeSampling
+from specengine.server.protocol import ChatRequest, CompletionRequest
+from specengine.server.responses.fields import ResponsesRequest
+from specengine.server.structured import FORMS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -227,3 +232,48 @@ def test_a_request_that_the_engine_gives_up(site: Any, engine: Any, kind: str, s
     error = site.refusal(TEXT, status, model="fake", prompt="x", max_tokens=99)
     assert error["message"] == "gave up"
     engine.final_kind = "stop"
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "words"),
+    [
+        (TEXT, "guided_json", "use structured_outputs.json"),
+        (CHAT, "guided_choice", "use structured_outputs.choice"),
+        (CHAT, "regex", "use structured_outputs.regex"),
+        (TEXT, "max_new_tokens", "use max_tokens"),
+        (CHAT, "extra_body", "use its fields, beside the others"),
+        ("/v1/responses", "max_tokens", "use max_output_tokens"),
+        ("/generate", "temperature", "use sampling_params.temperature"),
+        ("/generate", "max_tokens", "use sampling_params.max_new_tokens"),
+        ("/generate", "prompt", "use text or input_ids"),
+    ],
+)
+def test_what_other_servers_call_otherwise_is_refused_with_the_name_here(
+    site: Any, engine: Any, path: str, name: str, words: str
+) -> None:
+    base = {TEXT: {"prompt": "x"}, CHAT: {"messages": MESSAGES}, "/v1/responses": {"input": "x"}}
+    error = site.refusal(path, 400, model="fake", **base.get(path, {"text": "x"}), **{name: 5})
+    assert (error["param"], error["code"]) == (name, "unknown_param")
+    assert error["message"] == f"{name} is not a parameter of this endpoint; {words}"
+
+
+def test_renamed_sampling_parameters_are_named_where_they_stand(site: Any, engine: Any) -> None:
+    error = site.refusal("/generate", 400, text="x", sampling_params={"max_tokens": 3})
+    assert error["param"] == "sampling_params.max_tokens"
+    assert error["message"].endswith("use max_new_tokens")
+
+
+@pytest.mark.parametrize(
+    "model", [ChatRequest, CompletionRequest, ResponsesRequest, NativeRequest, NativeSampling]
+)
+def test_what_is_named_instead_exists(model: Any) -> None:
+    fields = {*model.model_fields, "its", "/v1/chat/completions"}
+    for name, told in model.instead.items():
+        if name not in model.model_fields:
+            for one in told.partition(",")[0].replace(" or ", " and ").split(" and "):
+                first, _, rest = one.partition(" ")[0].partition(".")
+                assert first in fields, (name, told)
+                if first == "sampling_params":
+                    assert rest in NativeSampling.model_fields
+                elif first == "structured_outputs":
+                    assert rest in FORMS

@@ -82,6 +82,14 @@ class NativeRequest(Strict):
         "require_reasoning": (False,),
     }
 
+    instead: ClassVar[dict[str, str]] = {
+        **{name: f"{PARAMS}.{name}" for name in NativeSampling.model_fields},
+        **{name: f"{PARAMS}.{theirs}" for name, theirs in NativeSampling.instead.items()},
+        "logprobs": "return_logprob and top_logprobs_num",
+        "messages": "/v1/chat/completions",
+        "prompt": "text or input_ids",
+    }
+
     model: str | None = Field(default=None, description="a served name")
     text: Annotated[str | list[str] | None, BeforeValidator(_texts)] = None
     input_ids: Annotated[Ids | list[Ids] | None, BeforeValidator(_ids)] = None

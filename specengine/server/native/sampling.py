@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError
@@ -9,7 +10,7 @@ from pydantic import Field, ValidationError
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import SamplingParams
-from specengine.server.errors import of_validation
+from specengine.server.errors import ApiError, of_validation
 from specengine.server.fields import CommonSampling
 
 PARAMS = "sampling_params"
@@ -32,6 +33,8 @@ class NativeSampling(CommonSampling):
         "stream_interval": (1,),
         "structural_tag": (),
     }
+
+    instead: ClassVar[dict[str, str]] = {ours: theirs for theirs, ours in _RENAMED.items()}
 
     max_new_tokens: int | None = 128
     min_new_tokens: int | None = None
@@ -86,6 +89,8 @@ def _sampling(value: Any, place: str) -> NativeSampling:
         raise of_validation(error.errors()[0], (place,)) from None
     except RequestError as error:
         raise _of_params(error, place) from None
+    except ApiError as error:
+        raise replace(error, param=f"{place}.{error.param}") from None
 
 
 def _schema(text: str) -> dict[str, Any] | str:

@@ -106,6 +106,13 @@ class ResponsesRequest(SamplingFields):
         "store": (False,),
         "truncation": ("disabled",),
     }
+    instead: ClassVar[dict[str, str]] = {
+        **SamplingFields.instead,
+        **dict.fromkeys(("max_tokens", "max_new_tokens"), "max_output_tokens"),
+        "max_completion_tokens": "max_output_tokens",
+        "messages": "input",
+        "response_format": "text.format",
+    }
 
     model: str
     input: Annotated[
