@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -54,9 +55,11 @@ class RecentRounds:
 
     @property
     def ratio(self) -> float:
-        """1.0 before a round was seen."""
+        """1.0 before a round was seen; infinite where there was none in an answer's time."""
         taken, alone = self._within(self.seconds)
-        return taken / alone if alone else 1.0
+        if not taken:
+            return 1.0
+        return taken / alone if alone else math.inf
 
     def add(self, taken: float, alone: float) -> None:
         self._taken.append(self._taken[-1] + taken)
@@ -73,9 +76,17 @@ class RecentRounds:
         return (taken + seconds) / (alone + seconds / slowdown)
 
     def _within(self, seconds: float) -> tuple[float, float]:
-        """The sums of the rounds that began in the last so many seconds."""
-        first = bisect_left(self._taken, self._taken[-1] - seconds)
-        return self._taken[-1] - self._taken[first], self._alone[-1] - self._alone[first]
+        """The sums of the last so many seconds; of a round that began before, its part."""
+        end, start = self._taken[-1], self._taken[-1] - seconds
+        if start <= 0.0:
+            return end, self._alone[-1]
+        first = bisect_left(self._taken, start)
+        alone = self._alone[-1] - self._alone[first]
+        part = self._taken[first] - start
+        if part > 0.0:
+            whole = self._taken[first] - self._taken[first - 1]
+            alone += part / whole * (self._alone[first] - self._alone[first - 1])
+        return seconds, alone
 
     @staticmethod
     def _since(sums: list[float]) -> list[float]:

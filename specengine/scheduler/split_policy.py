@@ -23,6 +23,9 @@ _KEPT = 10_000
 _MOST_TRIES = 8
 # A share is used in place of turns where prompts and rounds together do so much more than in turns.
 _WORTH = 1.05
+# Rounds of an answer's time that took no longer than this bear a layer, however long it takes: no
+# prompt waits for ever, nor for a first call that compiled kernels.
+_UNDELAYED = 1.01
 # In turns a prompt is to take so many times what it takes alone. It waits for a round before, too.
 _TURNS_RATIO = 1.3
 # By how much of a share rounds beside it become slower, where nothing was measured yet.
@@ -183,7 +186,8 @@ class SplitPrefillPolicy:
             if self._lately.after(seconds, turn / alone) <= self._limit:
                 reason = "as many as" if layers < needed else "fast enough for the prompt, and"
                 return self._call(queue, layers, None, f"in turns: {reason} rounds bear")
-        if self._lately.after(alone + took, 1.0 + took / alone) <= self._limit:
+        is_borne = self._lately.after(alone + took, 1.0 + took / alone) <= self._limit
+        if is_borne or self._lately.ratio < _UNDELAYED:
             return self._call(queue, 1, None, "in turns: rounds bear no more for long")
         return SplitDecision(0, None, "in turns: rounds bear no more now")
 

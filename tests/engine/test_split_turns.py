@@ -3,6 +3,7 @@ and the host waits for none of them in between."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from specengine import LLM, SpecConfig
 from specengine.runner.graph_cache import Captured
-from specengine.runner.split_streams import BesideRounds
+from specengine.runner.split_streams import BesideRounds, DoneCall, SplitStreams
 from tests.engine.test_split_prefill import (
     ALGORITHMS,
     GREEDY,
@@ -186,3 +187,33 @@ def test_rounds_that_bear_no_layers_run_without_them(
     play(llm, {0: ARRIVALS[0], 2: ARRIVALS[2]})
     beside = watch.order[watch.order.index("layers") : watch.order.index("head")]
     assert beside == ["layers", *["round"] * 3, "layers", *["round"] * 3, "layers"]
+
+
+class SlowTurns(SplitStreams):
+    """Each call is said to have taken a second, and what follows the last layer another."""
+
+    def launch(self, share: float | None, run: Callable[[], Any]) -> tuple[Any, Any]:
+        return run(), DoneCall(1.0)
+
+    take_turn = stay = lambda self, run: self.launch(None, run)
+
+
+def test_policy_is_told_once_of_what_turns_and_heads_take(
+    subjects: dict[str, tuple[Path, SpecConfig | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the time between two rounds is no round's."""
+    llm = make(*subjects["EAGLE3"], **PDMUX, pdmux_layers=1)
+    split, told, rounds = split_of(llm), list[float](), list[float]()
+    monkeypatch.setattr(split, "streams", SlowTurns())
+
+    def saw_round(size: int, seconds: float, beside: object = None, delay: float = 0.0) -> None:
+        told.append(delay)
+        rounds.append(seconds)
+
+    monkeypatch.setattr(split.policy, "saw_round", saw_round)
+    monkeypatch.setattr(split.policy, "saw_delay", told.append)
+    play(llm, ARRIVALS)
+    counters = split.counters
+    assert sum(told) + split._in_turn == counters["calls"] + counters["prefills"] > 4
+    assert rounds
+    assert min(rounds) > 0.0

@@ -56,6 +56,19 @@ def test_quotient_to_come_joins_the_rounds_that_are_left_of_the_answer() -> None
     assert recent.after(7.0, 2.0) == pytest.approx(2.0)
 
 
+def test_long_delay_counts_with_the_part_that_an_answer_has_seen() -> None:
+    recent = RecentRounds(seconds=1.0)
+    for _ in range(8):
+        recent.add(0.125, 0.125)
+    recent.add(30.0, 0.0)
+    assert recent.ratio == float("inf")
+    for _ in range(4):
+        recent.add(0.125, 0.125)
+    assert recent.ratio == pytest.approx(2.0)
+    recent.add(0.5, 0.125)
+    assert recent.ratio == pytest.approx(1.0 / 0.625)
+
+
 def test_delay_without_a_round_counts_as_time_taken() -> None:
     recent = RecentRounds(seconds=1.0)
     for _ in range(7):

@@ -166,6 +166,23 @@ def test_in_turns_a_prompt_now_and_then_is_given_much() -> None:
     assert endless.prompt > 3.0  # at most a third of the time is theirs
 
 
+def test_layer_longer_than_rounds_ever_bear_runs_once_in_an_answer() -> None:
+    """A first call that compiles kernels does not keep its prompt waiting for good."""
+    policy, one = SplitPrefillPolicy(32), SplitDecision(1, None, "")
+    policy.saw_answer(1.0)
+    policy.saw_round(32, 0.010)
+    policy.saw_layers(one, 8000, 30.0)
+    policy.saw_round(32, 0.010, None, 30.0)
+    waited = 0
+    while not policy.decide(QUEUE, 32).layers and waited < 200:
+        policy.saw_round(32, 0.010)
+        waited += 1
+    assert 95 <= waited <= 105
+    assert policy.decide(QUEUE, 32).layers == 1
+    policy.saw_layers(one, 8000, 0.006)
+    assert policy.decide(QUEUE, 32).layers > 1
+
+
 def test_delay_between_interrupted_rounds_counts_against_prompts() -> None:
     """It is no round's, and tokens wait for it all the same."""
     policy = SplitPrefillPolicy(32)
@@ -250,6 +267,15 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
     for _ in range(10_100):
         policy.saw_round(32, 0.0107, small)
     assert policy.slowdown(0.76) == pytest.approx(1 + 0.39 * 0.76 / 0.5, rel=0.01)
+
+
+def test_short_answers_among_long_ones_count_by_their_time() -> None:
+    """Prompts with few tokens of output end beside long answers, which most tokens belong to."""
+    policy = SplitPrefillPolicy(32)
+    for _ in range(10):
+        policy.saw_answer(1.0)
+        policy.saw_answer(0.02)
+    assert policy._lately.seconds > 0.9
 
 
 def test_where_answers_are_short_a_prompt_is_given_less() -> None:
