@@ -158,30 +158,32 @@ def kept_folder(cache_folder: CacheFolder, name: str, digest: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated(cache_folder: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """Compiles CUDA C++ for this machine's processor, each form once until a source changes."""
-    from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
+def emulated_libraries(cache_folder: CacheFolder) -> Path:
+    """Where CUDA C++ is kept as compiled for this machine's processor, each form once until a
+    source changes."""
+    from tests.kernels.emulated_cuda import COMPILER, digest_of_sources
 
     if COMPILER is None:
         pytest.skip("no C++ compiler, or not Linux")
-    libraries = kept_folder(cache_folder, "emulated", digest_of_sources())
-    return compiler_into(tmp_path_factory.mktemp("emulated"), libraries)
+    return kept_folder(cache_folder, "emulated", digest_of_sources())
 
 
 @pytest.fixture(scope="session")
-def emulated_pair(cache_folder: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """As `emulated`, for two threads at once: a library runs one launch at a time, and each rank of
-    tests/support/pretended_ranks.py has its own."""
-    from specengine.core.parallel import communicator
-    from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
+def emulated(emulated_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compiles CUDA C++ for this machine's processor."""
+    from tests.kernels.emulated_cuda import compiler_into
 
-    if COMPILER is None:
-        pytest.skip("no C++ compiler, or not Linux")
-    of_ranks = []
-    for rank in range(2):
-        libraries = kept_folder(cache_folder, f"rank{rank}-emulated", digest_of_sources())
-        of_ranks.append(compiler_into(tmp_path_factory.mktemp("emulated-rank"), libraries))
-    return lambda *given: of_ranks[communicator().rank](*given)
+    return compiler_into(tmp_path_factory.mktemp("emulated"), emulated_libraries)
+
+
+@pytest.fixture(scope="session")
+def emulated_pair(emulated_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """As `emulated`, for two threads at once: ranks of tests/support/pretended_ranks.py."""
+    from specengine.core.parallel import communicator
+    from tests.kernels.emulated_cuda import compiler_of_ranks
+
+    folder = tmp_path_factory.mktemp("emulated-ranks")
+    return compiler_of_ranks(folder, emulated_libraries, lambda: communicator().rank)
 
 
 @pytest.fixture(scope="session")
