@@ -7,41 +7,57 @@ import logging
 import os
 import shutil
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
 from specengine.core.trim import trim_memory
 from tests.interpreter import quicken
-from tests.support.families import VOCAB, SmallModels
 
 if TYPE_CHECKING:
     from tests.kernels.emulated_cuda import Compiled
 
 CacheFolder = Callable[[str], Path]
 
-# Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
-# imported anywhere in the process.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# Nothing is timed in a test: on a busy machine examples take as long as they take.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+
+@cache
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def hands_out_tests() -> bool:
+    """Whether this process has others run them: with `-n` of pytest-xdist, and no worker. They
+    start when it has read this file, so that it imports none of the large libraries."""
+    given = sys.argv[sys.argv.index("-n") :] if "-n" in sys.argv else []
+    return given[1:2] not in ([], ["0"]) and "PYTEST_XDIST_WORKER" not in os.environ
+
+
+if not hands_out_tests():
+    from hypothesis import HealthCheck, settings
+
+    # Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
+    # imported anywhere in the process.
+    if not has_gpu():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Nothing is timed in a test: on a busy machine examples take as long as they take.
+    checks = [HealthCheck.too_slow]
+    settings.register_profile("untimed", deadline=None, suppress_health_check=checks)
+    settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
     """Collections of garbage are rare: imports make half a million objects that stay, and each test
     file begins with a collection. Not on a GPU, whose memory objects may keep."""
-    if not torch.cuda.is_available():
+    if not hands_out_tests() and not has_gpu():
         gc.set_threshold(10_000, 10, 10)
 
 
@@ -59,6 +75,8 @@ def save_tokenizer(folder: Path) -> None:
     """Byte-level BPE without merges: every byte is a token, ids 2..257; the rest are unused."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from tests.support.families import VOCAB
 
     specials = ["<eos>", "<bos>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -88,7 +106,7 @@ def _what_stands_is_settled(_nothing_stays_settled: None) -> None:
     """Collections pass over the libraries, as they do beside a server: half a million objects,
     which took a third of the suite's time. Not on a GPU, where an engine that a failed test keeps
     would have its memory for good."""
-    if not torch.cuda.is_available():
+    if not has_gpu():
         gc.collect()
         gc.freeze()
     trim_memory()  # what a process has is taken off the memory that its engines may use
@@ -111,6 +129,8 @@ def _interpreter_is_quick() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _clients_are_patient() -> Iterator[None]:
     """By default httpx waits 5 s, in which a busy machine may not answer."""
+    import httpx
+
     with pytest.MonkeyPatch.context() as patch:
         for what in ("connect", "read", "write", "pool"):
             patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, what, 60.0)
@@ -158,35 +178,39 @@ def kept_folder(cache_folder: CacheFolder, name: str, digest: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated(cache_folder: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """Compiles CUDA C++ for this machine's processor, each form once until a source changes."""
-    from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
+def emulated_libraries(cache_folder: CacheFolder) -> Path:
+    """Where CUDA C++ is kept as compiled for this machine's processor, each form once until a
+    source changes."""
+    from tests.kernels.emulated_cuda import COMPILER, digest_of_sources
 
     if COMPILER is None:
         pytest.skip("no C++ compiler, or not Linux")
-    libraries = kept_folder(cache_folder, "emulated", digest_of_sources())
-    return compiler_into(tmp_path_factory.mktemp("emulated"), libraries)
+    return kept_folder(cache_folder, "emulated", digest_of_sources())
 
 
 @pytest.fixture(scope="session")
-def emulated_pair(cache_folder: CacheFolder, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """As `emulated`, for two threads at once: a library runs one launch at a time, and each rank of
-    tests/support/pretended_ranks.py has its own."""
-    from specengine.core.parallel import communicator
-    from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
+def emulated(emulated_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compiles CUDA C++ for this machine's processor."""
+    from tests.kernels.emulated_cuda import compiler_into
 
-    if COMPILER is None:
-        pytest.skip("no C++ compiler, or not Linux")
-    of_ranks = []
-    for rank in range(2):
-        libraries = kept_folder(cache_folder, f"rank{rank}-emulated", digest_of_sources())
-        of_ranks.append(compiler_into(tmp_path_factory.mktemp("emulated-rank"), libraries))
-    return lambda *given: of_ranks[communicator().rank](*given)
+    return compiler_into(tmp_path_factory.mktemp("emulated"), emulated_libraries)
+
+
+@pytest.fixture(scope="session")
+def emulated_pair(emulated_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """As `emulated`, for two threads at once: ranks of tests/support/pretended_ranks.py."""
+    from specengine.core.parallel import communicator
+    from tests.kernels.emulated_cuda import compiler_of_ranks
+
+    folder = tmp_path_factory.mktemp("emulated-ranks")
+    return compiler_of_ranks(folder, emulated_libraries, lambda: communicator().rank)
 
 
 @pytest.fixture(scope="session")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A random model of each registered family, saved as transformers saves them, by family."""
+    from tests.support.families import SmallModels
+
     return SmallModels(place_of_run(tmp_path_factory) / "small-models", save_tokenizer)
 
 

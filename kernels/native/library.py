@@ -24,12 +24,13 @@ FLAGS = [
     "-shared",
     "-fPIC",
 ]
-# linear.c shares PyTorch's OpenMP threads: libgomp is loaded under one name. suffix.c rounds every
-# product, as Python does.
+# linear.c shares PyTorch's OpenMP threads: libgomp is loaded under one name. suffix.c and sample.c
+# round every product, as Python and PyTorch do.
 OPTIONS = {
     "ops": ["-fopenmp-simd"],
     "linear": ["-fopenmp"],
     "suffix": ["-ffp-contract=off"],
+    "sample": ["-ffp-contract=off"],
 }
 # What takes microseconds keeps the GIL: beside a busy thread it is 5 ms until that comes back.
 _LOADERS = {"lookup": ctypes.PyDLL, "suffix": ctypes.PyDLL}

@@ -1,4 +1,5 @@
-"""Tokens from logits in plain PyTorch."""
+"""Tokens from logits in plain PyTorch. On a CPU with a C compiler, exp and draws are compiled
+(native/sample.py), and give the same bits."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specengine.kernels.native import sample as native
 from specengine.kernels.sample.keyed_uniform_ref import keyed_uniform
 from specengine.kernels.sample.types import (
     MIN_P,
@@ -29,6 +31,8 @@ LN2_HIGH, LN2_LOW = (
     -0.00021219444,
 )  # ln 2; 9 bits in the first, so that n of it is exact
 SERIES = tuple(1.0 / math.factorial(n) for n in range(6, -1, -1))  # of exp, highest power first
+
+_CONSTANTS = (LOWEST, LOG2_E, LN2_HIGH, LN2_LOW, *SERIES)
 
 _CACHED = 2**16  # elements that stay in a CPU's cache while a series is summed over them
 _FIRST_CANDIDATES = 256  # most nuclei without a top-k fit; more are looked at where one does not
@@ -52,6 +56,8 @@ def exp_below_(x_RV: Tensor) -> Tensor:
     """exp of float32 numbers that are 0 or less, in place; what lies below LOWEST, or is NaN, is
     taken for LOWEST. Made of single operations, each rounded as IEEE 754 says, so that any device
     gives the same bits."""
+    if native.fits_exp(x_RV):
+        return native.exp_below_(x_RV, _CONSTANTS)
     on_cpu = x_RV.device.type == "cpu"
     rows = max(1, _CACHED // x_RV.shape[-1]) if on_cpu else max(1, len(x_RV))
     for part in torch.split(x_RV, rows):
@@ -123,6 +129,8 @@ def invert_cdf(weights_RV: Tensor, uniforms_R: Tensor) -> Tensor:
     weights_RV: float32 or float64, 0 to about 1 each. Sums are taken in integers, which are exact
     in any order: the result is the same on every device, and is never a token of weight 0.
     """
+    if native.fits_weights(weights_RV, uniforms_R):
+        return native.invert_cdf(weights_RV, uniforms_R)
     cumulative = fixed(weights_RV).cumsum(-1)
     total = cumulative[:, -1:]
     threshold = (uniforms_R[:, None] * total).long().minimum(total - 1)

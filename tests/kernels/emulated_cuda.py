@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +26,7 @@ SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
 _HEADERS = Path(__file__).parent / "emulator"
 _SOURCES = Path(program.__file__).parent
 # Fortified, jumps from stack to stack are forbidden.
-_FLAGS = ["-std=c++17", "-O1", "-w", "-fPIC", "-U_FORTIFY_SOURCE"]
+_FLAGS = ["-std=c++17", "-O1", "-w", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-exceptions"]
 
 Compiled = Callable[[Path, str, tuple[tuple[str, int], ...], int, int], "EmulatedKernel"]
 
@@ -72,27 +74,54 @@ def digest_of_sources() -> str:
 def compiler_into(folder: Path, libraries: Path) -> Compiled:
     """What stands for program.compiled. folder: of this process. libraries: where those are kept
     that any process has made of these sources."""
+    library = _libraries_into(folder, libraries)
+    return lambda *given: EmulatedKernel(ctypes.CDLL(str(library(*given))))
+
+
+def compiler_of_ranks(folder: Path, libraries: Path, rank: Callable[[], int]) -> Compiled:
+    """As compiler_into, for threads that stand for ranks: each has a copy of a library, which runs
+    one launch at a time. rank: of the thread that asks."""
+    library, one_at_a_time = _libraries_into(folder, libraries), Lock()
+
+    def compiled(*given: Any) -> EmulatedKernel:
+        with one_at_a_time:
+            made = library(*given)
+            own = folder / f"rank{rank()}-{made.name}"
+            if not own.exists():
+                shutil.copy(made, own)
+        return EmulatedKernel(ctypes.CDLL(str(own)))
+
+    return compiled
+
+
+def _libraries_into(folder: Path, libraries: Path) -> Callable[..., Path]:
+    """Makes the library of a kernel's form, where none is there."""
 
     def compile_(*given: str) -> None:
         subprocess.run([str(COMPILER), *_FLAGS, *given], check=True, cwd=folder)
 
-    def compiled(
+    def prepare(sources: Path) -> None:
+        """What all libraries have in common."""
+        for header in (*sources.glob("*.cu*"), *_HEADERS.iterdir()):
+            shutil.copy(header, folder)
+        compile_("-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
+        compile_("-c", "runtime.cpp")
+
+    def library(
         source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
-    ) -> EmulatedKernel:
+    ) -> Path:
         assert shared <= SHARED_BYTES
         file = "-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so"
         if not (libraries / file).exists():
-            if not (folder / "cuda.h.gch").exists():
-                for header in (*source.parent.glob("*.cu*"), *_HEADERS.iterdir()):
-                    shutil.copy(header, folder)
-                compile_("-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
+            if not (folder / "runtime.o").exists():
+                prepare(source.parent)
             given = {**dict(defines), "KERNEL": name, "SOURCE": f'"{source.name}"'}
             lines = [f"#define {key} {value}" for key, value in given.items()]
             unit = "\n".join(['#include "cuda.h"', *lines, '#include "launch.cpp"', ""])
             (folder / "unit.cpp").write_text(unit)
-            compile_("-shared", "-o", file, "unit.cpp", "shared.cpp")
+            compile_("-shared", "-o", file, "unit.cpp", "runtime.o")
             part = Path(shutil.copy(folder / file, libraries / f"{file}.{os.getpid()}"))
             part.replace(libraries / file)
-        return EmulatedKernel(ctypes.CDLL(str(libraries / file)))
+        return libraries / file
 
-    return compiled
+    return library

@@ -49,7 +49,9 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
-static Place threadIdx, blockIdx, gridDim;
+// Of this library alone, and reached without a table.
+#pragma GCC visibility push(hidden)
+extern Place threadIdx, blockIdx, gridDim;
 
 const int WARP = 32, MOST_WARPS = 32, SHARED_BYTES = 232448;
 extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
@@ -94,10 +96,9 @@ struct Block {
   std::map<unsigned, SharedBarrier> barriers;
 };
 
-static Block blocks[AT_ONCE_MOST];
-static int slot;  // of the block that runs
-static jmp_buf scheduler;
-static std::function<void()> body;
+extern Block blocks[AT_ONCE_MOST];
+extern int slot;  // of the block that runs
+extern jmp_buf scheduler;
 
 inline Block& here() { return blocks[slot]; }
 inline Fiber& me() { return here().fibers[threadIdx.x]; }
@@ -123,7 +124,7 @@ struct ClusterBarrier {
   long turns = 0;
   std::map<std::pair<int, int>, long> waited;  // turns that a thread of a block has waited for
 };
-static std::map<int, ClusterBarrier> of_clusters;
+extern std::map<int, ClusterBarrier> of_clusters;
 inline void arrive_in_cluster_of(int blocks_of_one) {
   ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
   if (++barrier.arrived < blocks_of_one * (int)here().fibers.size()) return;
@@ -259,3 +260,9 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   __syncwarp();
   return sum;
 }
+
+// Runs body once a thread. drawn: the order in which the blocks begin, a cluster's one behind the
+// other.
+void run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes,
+         std::function<void()> body);
+#pragma GCC visibility pop

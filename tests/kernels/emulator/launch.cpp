@@ -12,87 +12,12 @@ std::function<void()> bound(void (*kernel)(Types...), void** arguments) {
   return [=] { call(kernel, arguments, std::index_sequence_for<Types...>{}); };
 }
 
-static void run_fiber() {
-  body();
-  me().ended = true;
-  _longjmp(scheduler, 1);
-}
-
-static void start(Fiber& fiber) {
-  fiber.stack.reset(new char[STACK_BYTES]);
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.get();
-  fiber.context.uc_stack.ss_size = STACK_BYTES;
-  makecontext(&fiber.context, run_fiber, 0);
-}
-
-// Until it waits, or has ended.
-static void resume(Fiber& fiber) {
-  if (_setjmp(scheduler)) return;
-  if (std::exchange(fiber.has_begun, true)) _longjmp(fiber.at, 1);
-  setcontext(&fiber.context);
-}
-
-static void begin(Block& block, int index, int threads, int shared_bytes) {
-  block = Block();
-  block.index = index;
-  block.fibers.resize(threads);
-  block.shared.assign(shared_bytes, 0xff);
-  for (Fiber& fiber : block.fibers) start(fiber);
-}
-
-const int IN_A_ROW = 8;  // turns, as a block brings its shared memory along and takes it away
-
-// Every thread of a block, until it has waited a few times; whether any was left.
-static bool run_turns(Block& block) {
-  bool any = true;
-  blockIdx = {block.index % gridDim.x, block.index / gridDim.x};
-  memcpy(shared_memory, block.shared.data(), block.shared.size());
-  for (int turn = 0; any && turn < IN_A_ROW; turn++) {
-    any = false;
-    for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
-      if (me().ended) continue;
-      any = true;
-      resume(me());
-    }
-  }
-  memcpy(block.shared.data(), shared_memory, block.shared.size());
-  return any;
-}
-
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
 
-// Blocks of a cluster one behind the other.
-static std::vector<int> by_clusters(const int* order, int count) {
-  std::vector<int> clusters, found;
-  for (int i = 0; i < count; i++) {
-    const int cluster = order[i] / CLUSTER;
-    if (std::count(clusters.begin(), clusters.end(), cluster)) continue;
-    clusters.push_back(cluster);
-    for (int k = 0; k < CLUSTER; k++) found.push_back(cluster * CLUSTER + (order[i] + k) % CLUSTER);
-  }
-  return found;
-}
-
 // drawn: the order in which the blocks begin.
 extern "C" void launch(int columns, int rows, const int* drawn, int threads, int shared_bytes,
                        void** arguments) {
-  const int count = columns * rows;
-  const std::vector<int> order = by_clusters(drawn, count);
-  body = bound(KERNEL, arguments);
-  gridDim = {columns, rows};
-  int next = 0, running = 0;
-  for (slot = 0; slot < AT_ONCE_MOST && next < count; slot++, running++)
-    begin(here(), order[next++], threads, shared_bytes);
-  while (running > 0)
-    for (slot = 0; slot < AT_ONCE_MOST; slot++) {
-      if (here().index < 0 || run_turns(here())) continue;
-      here() = Block();
-      if (next < count)
-        begin(here(), order[next++], threads, shared_bytes);
-      else
-        running--;
-    }
+  run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, bound(KERNEL, arguments));
 }

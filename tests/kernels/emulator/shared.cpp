@@ -1,1 +1,0 @@
-alignas(1024) unsigned char shared[232448];
