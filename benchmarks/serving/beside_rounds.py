@@ -3,11 +3,11 @@ long does a prompt wait? Whole prompts, chunks, mixed batches and split prefill 
 
     python benchmarks/serving/beside_rounds.py llama-3.1-8b-shape --random-draft 32000
 
-Chunks and mixed batches are of 1,024 tokens. Split prompts take turns with rounds or have a share
-of the SMs beside them, as the policy chooses; or turns alone, shares alone, or always the share
-that is named. Each way has an engine of its own: prompts alone, streams alone, then both. A stream
-is one request after another. TPOT is of a request, (end - first token) / (tokens - 1); a gap is the
-time between two outputs of a request.
+Chunks and mixed batches are of 1,024 tokens. Split prompts take turns with rounds, as by default;
+chosen: turns or a share of the SMs beside rounds, by the policy; or shares alone, or always the
+share that is named. Each way has an engine of its own: prompts alone, streams alone, then both. A
+stream is one request after another. TPOT is of a request, (end - first token) / (tokens - 1); a gap
+is the time between two outputs of a request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunks": {"chunked_prefill_size": 1024},
     "mixed": {"chunked_prefill_size": 1024, "enable_mixed_chunk": True},
     "split": {"enable_pdmux": True},
-    "turns": {"enable_pdmux": True, "pdmux_sm_shares": (1.0,)},
+    "chosen": {"enable_pdmux": True, "pdmux_sm_shares": (0.5, 0.76, 1.0)},
     "shares": {"enable_pdmux": True, "pdmux_sm_shares": (0.5, 0.76)},
     "half": {"enable_pdmux": True, "pdmux_sm_shares": (0.5,)},
     "two-thirds": {"enable_pdmux": True, "pdmux_sm_shares": (0.65,)},

@@ -11,7 +11,7 @@ from specengine.core.section import Section
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig(Section):
     enable_pdmux: bool = option(
-        False, "run long prompts a few layers at a time, in turns with rounds or beside them"
+        False, "run long prompts a few layers at a time, in turns with rounds"
     )
     pdmux_min_tokens: int | None = option(
         None, "prompt tokens a forward from which it is split; default 512 on a GPU, 64 on CPU"
@@ -23,9 +23,9 @@ class SplitConfig(Section):
         1.5, "how much longer a token may take beside prompts than without"
     )
     pdmux_sm_shares: tuple[float, ...] | None = option(
-        (0.5, 0.76, 1.0),
-        "shares of the GPU's SMs that prompts may have, to choose from by measurement; "
-        "1 or none: all, in turns with rounds",
+        (1.0,),
+        "shares of the GPU's SMs that prompts may have, such as 0.5,0.76,1, to choose from by "
+        "measurement; 1 or none: all, in turns with rounds",
     )
 
     @property

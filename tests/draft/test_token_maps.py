@@ -84,7 +84,7 @@ def test_mapped_draft_says_its_best_token_of_the_map_and_text_stays(
     )
     llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
     model = llm.engine.parts.drafter.runner.model
-    states, device = torch.randn(9, 64), model.lm_head.device
+    states, device = torch.randn(9, 64), llm.engine.parts.worker.runner.device
     whole = load_file(target / "model.safetensors")["lm_head.weight"] * (2 if has_head else 1)
     expected = (states @ whole.T)[:, IDS]
     assert torch.allclose(model.head.logits(states.to(device)).cpu(), expected, atol=1e-4)
