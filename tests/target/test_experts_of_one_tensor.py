@@ -13,19 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specengine.core.batch import ForwardMode
-from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.experts import Experts
 from specengine.layers.quantization import linears
-from specengine.runner.loader.load import load_model
-from specengine.runner.loader.source import resolve_model
-from specengine.target.registry import find_model_class
 from tests.support.families import save_small_model
 from tests.support.quantised import FORMATS, Pair, quantise_model
+from tests.support.quantised_models import difference, load
 
-PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 Tensors = dict[str, Tensor]
 
 
@@ -104,20 +99,6 @@ def made(kind: Kind, folder: Path, size: int = 128) -> Pair:
             )
         save_file(tensors, path, metadata={"format": "pt"})
     return pair
-
-
-def load(folder: Path) -> Any:
-    source = resolve_model(ModelConfig(model=str(folder)))
-    return load_model(source, find_model_class, torch.float32, torch.device("cpu"))
-
-
-def difference(pair: Pair, mini_runner: Any) -> float:
-    """Of logits, the largest, as a part of the largest logit."""
-    found, expected = (
-        mini_runner(load(folder)).logits(ForwardMode.EXTEND, [PROMPT])
-        for folder in (pair.quantised, pair.dense)
-    )
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", list(KINDS))

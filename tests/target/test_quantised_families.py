@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from specengine.core.batch import ForwardMode
-from specengine.core.config import ModelConfig
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
 from specengine.layers.quantization import linears
 from specengine.layers.quantization.linears import QuantisedLinear
-from specengine.runner.loader.load import load_model
-from specengine.runner.loader.source import resolve_model
-from specengine.target.registry import find_model_class
 from tests.halves import slow_but
 from tests.support.families import FAMILIES, save_small_model, small_config
 from tests.support.quantised import FORMATS, Pair, quantise_model
+from tests.support.quantised_models import PROMPT, difference, load
 
-PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 EIGHT = (BLOCKS, ROWS) = "fp8 blocks of 128", "compressed fp8 rows"
 FOUR = (AWQ, GPTQ, W4A16) = "awq", "gptq act-order", "compressed w4a16 asymmetric"
 # Their checkpoints have rows of q and k, or of q, k and v, in another order.
@@ -74,20 +69,6 @@ def quantised(family: str, small_models: dict[str, Path], folder: Path, form: st
     )
     assert any("attention" in name or "attn" in name for name in packed - whole)
     return pair
-
-
-def load(folder: Path) -> Any:
-    source = resolve_model(ModelConfig(model=str(folder)))
-    return load_model(source, find_model_class, torch.float32, torch.device("cpu"))
-
-
-def difference(pair: Pair, mini_runner: Any) -> float:
-    """Of logits, the largest, as a part of the largest logit."""
-    found, expected = (
-        mini_runner(load(folder)).logits(ForwardMode.EXTEND, [PROMPT])
-        for folder in (pair.quantised, pair.dense)
-    )
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize(
