@@ -19,7 +19,7 @@ class MemoryConfig(Section):
     max_state_snapshots: int | None = option(
         None,
         "snapshots of recurrent state in the prefix cache, each as large as a request's; default "
-        "32, or as many as requests may run",
+        "32, or as many as requests may run, and fewer where memory is short",
     )
     enable_sleep_mode: bool = option(
         False, "let the engine give its memory back and take it again: sleep, wake"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 
 from specengine.core.config import EngineConfig
-from specengine.core.model import DecoderModel
 from specengine.core.platform import platform_of
 from specengine.core.region import in_region
 from specengine.draft.loaded import LoadedDraft
@@ -26,14 +26,15 @@ from specengine.runner.forward_graphs.keys import MAX_TOKENS
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.memory.kept_state import make_states, state_shape_of
 from specengine.runner.memory.kv_shape import kv_shape_of
-from specengine.runner.memory.plan import MemoryPlan
+from specengine.runner.memory.plan import GIB, MemoryPlan
 from specengine.runner.memory.profile import peak_of_forward
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Rows of logits in the forward that memory is measured with.
 MAX_PROFILED_REQUESTS = 64
-# Snapshots of recurrent state that the prefix cache may keep, where nothing else is asked for.
+# Most snapshots of recurrent state that the prefix cache keeps, where nothing else is asked for.
 DEFAULT_SNAPSHOTS = 32
 
 
@@ -52,7 +53,7 @@ class Memory:
 def allocate(
     config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends
 ) -> Memory:
-    plan = _plan_memory(config, loaded, draft, backends)
+    plan, sizes = _plan_memory(config, loaded, draft, backends)
     # The first page belongs to no request: padding rows of graphs write there.
     num_tokens, graph_budget = plan.least_of(loaded.ranks)
     num_slots = num_tokens + config.memory.page_size
@@ -60,7 +61,7 @@ def allocate(
     with in_region(loaded.region):
         kv = MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device)
         draft_kv = MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device)
-        states = make_states(loaded.model, state_sizes(config, loaded.model), loaded.device)
+        states = make_states(loaded.model, sizes, loaded.device)
     return Memory(
         rows=ReqToTokenPool(rows, required(config.model.context_length), loaded.device),
         kv=kv,
@@ -71,18 +72,15 @@ def allocate(
     )
 
 
-def state_sizes(config: EngineConfig, model: DecoderModel) -> StateSizes:
-    """Sizes of the state pool, for as many requests as may run. All are 0 where the model keeps no
-    recurrent state."""
-    if state_shape_of(model) is None:
-        return StateSizes(0)
+def _state_sizes(config: EngineConfig) -> StateSizes:
+    """Sizes of the state pool, for as many requests as may run and as many snapshots as are asked
+    for: none where memory decides."""
     requests = required(config.schedule.max_running_requests)
-    wanted = config.memory.max_state_snapshots
-    snapshots = min(requests, DEFAULT_SNAPSHOTS) if wanted is None else wanted
+    wanted, has_cache = config.memory.max_state_snapshots, not config.memory.disable_radix_cache
     nodes = requests * max_nodes(config.spec)
     return StateSizes(
         rows=requests + 1,
-        snapshots=0 if config.memory.disable_radix_cache else snapshots,
+        snapshots=(wanted or 0) if has_cache else 0,
         # Verifications in graphs are padded, up to twice their nodes or to MAX_TOKENS.
         nodes=min(2 * nodes, max(nodes, MAX_TOKENS)),
     )
@@ -105,7 +103,7 @@ def _kv_shape(loaded: LoadedModel) -> KVShape:
 
 def _plan_memory(
     config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends
-) -> MemoryPlan:
+) -> tuple[MemoryPlan, StateSizes]:
     platform, schedule = platform_of(loaded.device), config.schedule
     memory = platform.memory(loaded.device)
     shape = _kv_shape(loaded)
@@ -134,17 +132,38 @@ def _plan_memory(
         limit_tokens=limit,
         page_size=config.memory.page_size,
         graphs=graphs,
-        states=_state_bytes(config, loaded.model),
     )
     page_size = config.memory.page_size
-    plan.check(min(context, limit // page_size * page_size))
+    needed = min(context, limit // page_size * page_size)
+    plan, sizes = _with_states(plan, config, loaded, needed)
+    plan.check(needed)
     plan.log()
-    return plan
+    return plan, sizes
 
 
-def _state_bytes(config: EngineConfig, model: DecoderModel) -> int:
-    shape = state_shape_of(model)
-    return 0 if shape is None else state_sizes(config, model).num_bytes(shape)
+def _with_states(
+    plan: MemoryPlan, config: EngineConfig, loaded: LoadedModel, needed_tokens: int
+) -> tuple[MemoryPlan, StateSizes]:
+    """What the target's recurrent state takes, and the sizes of its pool: all are 0 where it keeps
+    none. All ranks call this at the same place: they keep equally many snapshots."""
+    shape = state_shape_of(loaded.model)
+    if shape is None:
+        return plan, StateSizes(0)
+    sizes, size = _state_sizes(config), shape.bytes_per_slot
+    plan = replace(plan, states=sizes.num_bytes(shape), snapshots=sizes.snapshots * size)
+    if config.memory.max_state_snapshots is not None or config.memory.disable_radix_cache:
+        return plan, sizes
+    most = min(sizes.rows - 1, DEFAULT_SNAPSHOTS)
+    fitting = plan.snapshots_beside(needed_tokens, size, most)
+    count = -loaded.ranks.greatest([-fitting])[0]
+    if count < most:
+        logger.warning(
+            "memory is short: %d snapshots of recurrent state in place of %d, so that fewer "
+            "prefixes are found; --max-running-requests %d takes %.2f GiB of states",
+            *(count, most, sizes.rows - 1, plan.states / GIB),
+        )
+    sizes = replace(sizes, snapshots=count)
+    return replace(plan, states=sizes.num_bytes(shape), snapshots=count * size), sizes
 
 
 def _peak(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,8 @@ from transformers import AutoConfig
 
 from specengine.core.config import EngineConfig, ModelConfig, ScheduleConfig, SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.engine.build import build_engine
+from specengine.engine.loop import Engine
 from specengine.lab.card import Card
 from specengine.lab.output import Output
 from specengine.lab.throughput.peers import Asked, find_peers
@@ -260,6 +263,33 @@ def test_engines_take_memory_and_are_measured_within_the_turn(
     asked = plan(small_models["llama"], copy=1e9)
     ThroughputBench(asked, lambda report: events.append("point"), turn()).run()
     assert events == ["load", "begins", "build_engine", "point", "point", "ends"]
+
+
+def rows_beside_plain(
+    model: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None = None
+) -> list[int | None]:
+    """The requests that may run in the engine asked for, and in the plain one."""
+    found: list[int | None] = []
+
+    def build(config: EngineConfig, *given: Any) -> Engine:
+        found.append(config.schedule.max_running_requests)
+        return build_engine(config, *given)
+
+    monkeypatch.setattr("specengine.lab.throughput.run.build_engine", build)
+    asked = plan(model, spec=SpecConfig(algorithm="NGRAM"), compare_plain=True, copy=1e9)
+    schedule = ScheduleConfig(max_running_requests=rows)
+    asked = replace(asked, config=replace(asked.config, schedule=schedule))
+    report = ThroughputBench(asked, lambda report: None).run()
+    assert all(len(setting.points) == 2 for setting in report.settings)
+    return found
+
+
+def test_two_engines_with_recurrent_state_have_slots_for_the_largest_batch(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rows_beside_plain(small_models["qwen3next"], monkeypatch) == [3, 3]
+    assert rows_beside_plain(small_models["qwen3next"], monkeypatch, rows=5) == [5, 5]
+    assert rows_beside_plain(small_models["llama"], monkeypatch) == [32, 32]
 
 
 @pytest.mark.parametrize(

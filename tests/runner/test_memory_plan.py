@@ -34,16 +34,39 @@ def test_memory_of_graphs_is_taken_from_the_kv_budget() -> None:
 
 
 def test_recurrent_state_is_taken_from_the_kv_budget_and_named_where_it_leaves_too_little() -> None:
-    plan = replace(PLAN, states=2 * GIB)
+    plan = replace(PLAN, states=2 * GIB, snapshots=GIB)
     assert plan.kv_budget == PLAN.kv_budget - 2 * GIB
     assert "2.00 states" in plan.describe()
     plan.check(3 * 1024)
     with pytest.raises(
-        OutOfMemoryError, match=r"recurrent state takes 2\.00 GiB of it: lower --max"
+        OutOfMemoryError,
+        match=r"takes 2\.00 GiB of it: lower --max-running-requests or --max-state-snapshots$",
     ):
         plan.check(4 * 1024)
+    with pytest.raises(OutOfMemoryError, match=r"lower --max-running-requests$"):
+        replace(plan, snapshots=0).check(4 * 1024)
     with pytest.raises(OutOfMemoryError, match="mem-fraction-static"):
         plan.check(6 * 1024)  # which would not fit without it either
+
+
+@pytest.mark.parametrize(
+    ("needed", "limit", "snapshots"),
+    [
+        (1, 1 << 20, 20),  # half of 5 GiB
+        (3, 1 << 20, 16),  # half of 2 GiB
+        (3, 3, 20),  # KV has no use for the rest
+        (3, 4, 16),
+        (4.5, 4.5, 8),
+        (5, 5, 0),
+        (6, 6, 0),
+    ],
+)
+def test_snapshots_have_half_of_what_is_left_or_what_kv_cannot_use(
+    needed: float, limit: float, snapshots: int
+) -> None:
+    """needed, limit: GiB of KV. A snapshot takes 64 MiB, and 20 are wanted."""
+    plan = replace(PLAN, limit_tokens=int(limit * 1024))
+    assert plan.snapshots_beside(int(needed * 1024), GIB // 16, 20) == snapshots
 
 
 def test_graph_demand_adds_logits_forward_and_launches() -> None:

@@ -19,6 +19,7 @@ from specengine.lab.throughput.workload import Workload
 from specengine.runner.loader.load import model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.source import resolve_model
+from specengine.runner.memory.kept_state import state_shape_of
 from specengine.target.registry import find_model_class
 
 _BATCHES_KEPT = 4  # of the largest size: KV memory of two engines that share a card
@@ -76,6 +77,16 @@ def _random_spec(config: EngineConfig, vocab: int, stack: ExitStack, phases: Pha
         model_class_of(source, find_model_class)
     folder = stack.enter_context(random_eagle3(source.hf_config, vocab))
     return replace(spec, algorithm="EAGLE3", draft_model_path=str(folder))
+
+
+def share_states(plan: Plan, config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
+    """The configuration where two engines have recurrent state each: slots for the largest batch,
+    unless more are asked for. A slot takes memory whether a request has it or not."""
+    rows = plan.config.schedule.max_running_requests
+    if not plan.compare_plain or rows is not None or state_shape_of(loaded.model) is None:
+        return config
+    schedule = replace(config.schedule, max_running_requests=max(plan.workload.batch_sizes))
+    return replace(config, schedule=schedule)
 
 
 def check_length(work: Workload, loaded: LoadedModel) -> None:

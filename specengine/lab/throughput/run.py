@@ -25,7 +25,7 @@ from specengine.lab.card import Card, measure_card
 from specengine.lab.environment import environment, process_seconds
 from specengine.lab.round_work import FORMULA, least_seconds, round_work
 from specengine.lab.throughput.peers import Asked, find_peers
-from specengine.lab.throughput.plan import Plan, check_length, prepare, shown_options
+from specengine.lab.throughput.plan import Plan, check_length, prepare, share_states, shown_options
 from specengine.lab.throughput.report import PLAIN, Point, Report, Setting, Startup
 from specengine.lab.throughput.workload import Workload
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -61,6 +61,7 @@ class ThroughputBench:
         start = perf_counter()
         loaded = load(config, phases, start_ranks(config, phases))
         check_length(self.plan.workload, loaded)
+        config = share_states(self.plan, config, loaded)
         begun = None if begun is None else begun + perf_counter() - start
         with self.turn:
             return self._measured(config, loaded, phases, begun)

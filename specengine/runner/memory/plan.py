@@ -57,6 +57,7 @@ class MemoryPlan:
     page_size: int
     graphs: int = 0  # what CUDA graphs are expected to take
     states: int = 0  # recurrent state of requests, snapshots and verified nodes
+    snapshots: int = 0  # what snapshots take of it
 
     @property
     def kv_budget(self) -> int:
@@ -74,6 +75,13 @@ class MemoryPlan:
         tokens = min(self.kv_budget // self.bytes_per_token, self.limit_tokens)
         return max(tokens, 0) // self.page_size * self.page_size
 
+    def snapshots_beside(self, needed_tokens: int, num_bytes: int, most: int) -> int:
+        """How many snapshots of `num_bytes` fit, `most` at most, where `states` counts none yet:
+        half of what `needed_tokens` slots leave is theirs, and all that no slot can use."""
+        left = self.kv_budget - needed_tokens * self.bytes_per_token
+        unused = self.kv_budget - self.limit_tokens * self.bytes_per_token
+        return max(0, min(most, max(left // 2, unused) // num_bytes))
+
     def least_of(self, ranks: Communicator) -> tuple[int, int]:
         """num_tokens and graph_budget of the rank that has least: the page table is the same on
         all. All ranks call it at the same place."""
@@ -90,10 +98,8 @@ class MemoryPlan:
         if self.states and self.kv_budget < needed_tokens * self.bytes_per_token <= (
             self.kv_budget + self.states
         ):
-            remedy = (
-                f"recurrent state takes {self.states / GIB:.2f} GiB of it: lower "
-                "--max-running-requests or --max-state-snapshots"
-            )
+            flags = "--max-running-requests" + " or --max-state-snapshots" * bool(self.snapshots)
+            remedy = f"recurrent state takes {self.states / GIB:.2f} GiB of it: lower {flags}"
         elif fraction <= 0.98:
             remedy = f"--mem-fraction-static {fraction + 0.005:.2f} fits"
         elif most >= self.page_size:
