@@ -96,6 +96,7 @@ class Experts(Module):
         self.is_first = communicator().rank == 0
         count, inner, bias = spec.num_experts, self.part.size, spec.expert_bias
         self.count, self.device = count, torch.empty(0).device
+        self.num_chosen = spec.num_chosen  # of each row
         place = weight_device()
         self.gate_up = _parameter(count, 2 * inner, hidden_size, device=place)
         self.down = _parameter(count, hidden_size, inner, device=place)

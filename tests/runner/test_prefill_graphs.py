@@ -6,19 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
-from transformers import LlamaConfig
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
-from specengine.kernels.experts.formats.fp8 import FORMAT
-from specengine.kernels.experts.packed import PackedExperts
-from specengine.kernels.linear.quantised import Fp8Weight
-from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.experts import Experts
-from specengine.layers.layer_spec import ExpertsSpec
-from specengine.layers.linear import Linear, LMHead
-from specengine.layers.rotary import RotaryEmbedding
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.forward_graphs.inputs import (
     PrefillInputs,
@@ -31,8 +21,7 @@ from specengine.runner.forward_graphs.keys import (
     SMALL_PREFILLS,
     PrefillKey,
 )
-from specengine.runner.forward_graphs.prefill import PrefillGraphs, prefill_keys
-from specengine.runner.forward_graphs.splits import weights_per_layer
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.memory.graph_memory import GraphMemory
 
@@ -169,58 +158,6 @@ def test_prefill_of_large_layers_is_not_split() -> None:
     """Their weights would be read once for each part."""
     graphs = without_a_gpu(splits=False)
     assert graphs.parts_of(prefill([30] * 65)) == []
-
-
-class Layered(nn.Module):
-    def __init__(self, size: int, num_layers: int) -> None:
-        super().__init__()
-        self.num_layers = num_layers
-        self.embed = VocabEmbedding(100, size)
-        self.head = LMHead(size, 40)
-        self.rotary = RotaryEmbedding.from_config(LlamaConfig(hidden_size=8, num_attention_heads=1))
-        self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
-
-
-def test_weights_per_layer_leave_out_the_vocabulary() -> None:
-    assert weights_per_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
-
-
-def test_weights_per_layer_count_quantised_ones_as_others() -> None:
-    """They are no parameters: a large model would pass for a small one."""
-    model = Layered(8, 1)
-    packed = Linear(64, 96)
-    packed.use_kernel(lambda x: x)
-    spec = ExpertsSpec(num_experts=3, num_chosen=1, intermediate_size=32)
-    mixture = Experts(64, spec)
-    before = 3 * 3 * 64 * 32
-    model.layers = nn.ModuleList([packed, mixture])
-    assert weights_per_layer(model) == 64 * 96 + before  # type: ignore[arg-type]
-    fp8 = [
-        PackedExperts.of(FORMAT, 3, (Fp8Weight.of(torch.ones(*shape)) for _ in range(3)))
-        for shape in ((64, 64), (64, 32))
-    ]
-    assert fp8[0] is not None
-    assert fp8[1] is not None
-    mixture.use_packed(fp8[0], fp8[1])
-    assert weights_per_layer(model) == 64 * 96 + before  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("weights", "widest"),
-    [
-        (1 << 20, 2048),  # 135M: 3.5 M
-        (120 << 20, 2048),  # 3B: 100 M
-        (218103808, 1024),  # 8B
-        (300 << 20, 768),
-        (490 << 20, 512),  # 32B
-    ],
-)
-def test_prompts_have_graphs_as_far_as_their_launches_bound_them(weights: int, widest: int) -> None:
-    model = Layered(1, 1)
-    model.layers = nn.ModuleList([nn.Linear(1, weights, False, device="meta")])
-    keys = prefill_keys(model)  # type: ignore[arg-type]
-    assert max(key.width for key in keys) == widest
-    assert {*SMALL_PREFILLS, *LARGE_PREFILLS} <= {*keys}
 
 
 @pytest.mark.parametrize("with_features", [False, True])
