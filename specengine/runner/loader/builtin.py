@@ -191,6 +191,7 @@ _QWEN3_NEXT_80B_A3B = _QWEN3_30B_A3B | {
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
+    "full_attention_interval": 4,
     "num_experts": 512,
     "num_experts_per_tok": 10,
     "moe_intermediate_size": 512,
@@ -201,6 +202,16 @@ _QWEN3_NEXT_80B_A3B = _QWEN3_30B_A3B | {
         "rope_theta": 10000000.0,
         "partial_rotary_factor": 0.25,
     },
+}
+_QWEN3_NEXT_16_BIT = ("linear_attn.in_proj_ba", "mlp.gate", "mlp.shared_expert_gate")
+_QWEN3_NEXT_FP8 = {
+    "quantization_config": _FP8_BLOCKS["quantization_config"]
+    | {
+        "modules_to_not_convert": [
+            "lm_head",
+            *(f"model.layers.{n}.{one}" for n in range(48) for one in _QWEN3_NEXT_16_BIT),
+        ]
+    }
 }
 
 _DEEPSEEK_V2_LITE = {
@@ -274,6 +285,12 @@ _MODELS = (
         "shape of Qwen3-30B-A3B-FP8, blocks of 128",
         "30.5B",
         config=_QWEN3_30B_A3B | _FP8_BLOCKS,
+    ),
+    BuiltinModel(
+        "qwen3-next-fp8-shape",
+        "shape of Qwen3-Next-80B-A3B-FP8, blocks of 128",
+        "79.7B",
+        config=_QWEN3_NEXT_80B_A3B | _QWEN3_NEXT_FP8,
     ),
     BuiltinModel(
         "llama-3.1-8b-w4a16-shape",
