@@ -30,7 +30,9 @@ decides under a profiler. The less of each commit's runs, which took turns.
 """
 
 
-def step(args: argparse.Namespace, model: str, setting: Setting, tree: Path) -> list[Any]:
+def step(
+    args: argparse.Namespace, model: str, setting: Setting, tree: Path
+) -> list[dict[str, Any]]:
     """Rows of one run, a row a batch size. Raises CalledProcessError."""
     flags = [one for one in flags_of(args, model, setting) if one != "--compare-plain"]
     path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -43,14 +45,23 @@ def step(args: argparse.Namespace, model: str, setting: Setting, tree: Path) -> 
             subprocess.run(
                 command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=True
             )
-        return bench_tables.read({setting.name: json.loads(file.read_text())}, "step")
+        return rounds_of(json.loads(file.read_text()))
+
+
+def rounds_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row a batch size, of what `bench step` writes: its seconds of a round hold the gap before
+    the next one (`between`), and here that does not count. On a CPU it is null."""
+    rows: list[dict[str, Any]] = bench_tables.step({"": found})
+    for row, point in zip(rows, found["points"], strict=True):
+        row["a round"] -= 1e6 * (point["between"] or 0.0)
+    return rows
 
 
 def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     trees = {"old": args.old.resolve(), "new": HERE.parents[1]}
     for model in args.models:
         for setting in chosen(args):
-            found: dict[str, list[list[Any]]] = {"old": [], "new": []}
+            found: dict[str, list[list[dict[str, Any]]]] = {"old": [], "new": []}
             for number in range(args.repeats):
                 for side in ("old", "new") if number % 2 else ("new", "old"):
                     found[side].append(step(args, model, setting, trees[side]))

@@ -67,8 +67,11 @@ def joined(text: str) -> Any:
     lines = [one.partition("data: ")[2] for one in text.split("\n") if "data: " in one]
     events = [json.loads(one) for one in lines if one != "[DONE]"]
     last = events[-1]
-    if "meta_info" in last or "response" in last:
-        return last.get("response", last)
+    if "meta_info" in last:  # each event of a choice holds all of it so far
+        whole = {one.get("index", 0): one for one in events}
+        return [whole[place] for place in sorted(whole)] if "index" in last else last
+    if "response" in last:
+        return last["response"]
     pieces = [choice for one in events for choice in one["choices"]]
     texts = [one["text"] if "text" in one else one["delta"].get("content", "") for one in pieces]
     ends = [one["finish_reason"] for one in pieces if one["finish_reason"]]

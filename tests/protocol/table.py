@@ -37,6 +37,7 @@ SCHEMA = {
 SCHEMA_TEXT = '{"type": "array", "items": {"type": "string"}, "minItems": 3}'
 FUNCTION: Json = {"name": "weather", "parameters": SCHEMA, "strict": True}
 CALL: Json = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}
+TWO = [PROMPT, "Once upon a time"]
 FLAT_CALL: Json = {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"}
 RANDOM: Json = {"temperature": 0.8, "seed": 7}
 # A field of /generate by the name that the others have for it.
@@ -80,7 +81,7 @@ ROWS = (
         "text",
         "/generate: a prompt, or a list; /v1/responses: the form of the answer",
         at={
-            GENERATE: {"text": [PROMPT, "Once upon a time"]},
+            GENERATE: {"text": TWO},
             RESPONSES: {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 40},
         },
     ),
@@ -92,7 +93,7 @@ ROWS = (
         "the fields below that stand in it; of a list of prompts, one or a list",
         at={
             GENERATE: {
-                "text": [PROMPT, "Once upon a time"],
+                "text": TWO,
                 "sampling_params": [{"temperature": 0, "max_new_tokens": k} for k in (24, 9)],
             }
         },
@@ -100,9 +101,14 @@ ROWS = (
     Row(
         "rid",
         "a name for /abort_request; of a list of prompts, one or a list",
-        {"rid": "mine"},
+        {"text": TWO, "rid": ["mine", "yours"]},
     ),
-    Row("stream", "events as tokens come", {"stream": True}),
+    Row(
+        "stream",
+        "events as tokens come",
+        {"stream": True},
+        at={GENERATE: {"text": TWO, "stream": True}},
+    ),
     Row(
         "stream_options",
         "`include_usage`, `continuous_usage_stats`",
@@ -145,7 +151,12 @@ ROWS = (
         "leave them out of the text",
         {"skip_special_tokens": False, "ignore_eos": True},
     ),
-    Row("n", "choices of a prompt", {"n": 2} | RANDOM),
+    Row(
+        "n",
+        "choices of a prompt",
+        {"n": 2} | RANDOM,
+        at={GENERATE: {"text": TWO, "n": 2, "stream": True} | RANDOM},
+    ),
     Row(
         "best_of",
         "choices that are made; the n likeliest a token are kept",
@@ -158,7 +169,7 @@ ROWS = (
         at={
             CHAT: {"logprobs": True, "top_logprobs": 2},
             TEXT: {"logprobs": 2},
-            GENERATE: {"text": [PROMPT, "Once upon a time"], "return_logprob": [True, False]},
+            GENERATE: {"text": TWO, "return_logprob": [True, False]},
         },
     ),
     Row(
@@ -167,7 +178,7 @@ ROWS = (
         at={
             CHAT: {"logprobs": True, "top_logprobs": 3},
             RESPONSES: {"top_logprobs": 3},
-            GENERATE: {"return_logprob": True, "top_logprobs_num": 3},
+            GENERATE: {"return_logprob": True, "top_logprobs_num": 3, "stream": True},
         },
     ),
     Row(

@@ -37,6 +37,15 @@ def test_every_case_uses_its_field() -> None:
         assert own in case.body or own in case.body.get("sampling_params", {}), case.name
 
 
+def test_generate_is_asked_for_one_prompt_and_lists_whole_and_streamed() -> None:
+    bodies = [case.body for case in cases() if case.path == GENERATE]
+    forms = {(isinstance(one.get("text"), list), one.get("stream", False)) for one in bodies}
+    assert forms == {(False, False), (False, True), (True, False), (True, True)}
+    by_row = {case.row.name: case.body for case in cases() if case.path == GENERATE}
+    assert (len(by_row["n"]["text"]), by_row["n"]["sampling_params"]["n"]) == (2, 2)
+    assert isinstance(by_row["rid"]["rid"], list)
+
+
 REFUSED = [
     (path, name) for path, model in MODELS.items() for name in getattr(model, "unsupported", {})
 ]
