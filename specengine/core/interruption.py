@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 
 import torch
 
@@ -13,29 +13,26 @@ class CaptureInterrupted(Exception):
     """Work has come, and the graph that was being captured is given up."""
 
 
-class _Interruption(threading.local):
-    is_wanted: Callable[[], bool] | None = None
-
-
-_interruption = _Interruption()
+_wanted: dict[int, Callable[[], bool]] = {}  # by thread
 
 
 @contextmanager
 def interruptible(is_wanted: Callable[[], bool]) -> Iterator[None]:
     """Captures of this thread end with CaptureInterrupted, at their next `interruption_point`, once
     is_wanted() holds."""
-    _interruption.is_wanted = is_wanted
+    _wanted[get_ident()] = is_wanted
     try:
         yield
     finally:
-        _interruption.is_wanted = None
+        del _wanted[get_ident()]
 
 
 def interruption_point() -> None:
     """Called between the parts of what is captured, before each layer too: a capture of a whole
     round or of a long prompt takes 10 to 100 ms of the host, which a request must not wait for.
     Raises CaptureInterrupted. In what torch.compile traces there are none."""
-    if torch.compiler.is_compiling():
+    if not _wanted or torch.compiler.is_compiling():
         return
-    if _interruption.is_wanted is not None and _interruption.is_wanted():
+    is_wanted = _wanted.get(get_ident())
+    if is_wanted is not None and is_wanted():
         raise CaptureInterrupted
