@@ -8,8 +8,8 @@ from functools import partial
 from time import monotonic, perf_counter
 
 from specengine.core.drafter import Drafter
+from specengine.core.interruption import CaptureInterrupted, interruptible
 from specengine.engine.round.executor import RoundExecutor
-from specengine.runner.capture import CaptureInterrupted, interruptible
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,10 @@ class QuietTime:
 
 class BackgroundCapture:
     """Captures graphs, one at a time, that the first requests of a server would otherwise wait for:
-    those in which the drafter reads prompts, and those of rounds with requests that sample. Small
-    ones come first. Rounds of rare features (edits, logprobs, grammars) are captured when a request
-    first needs them."""
+    those in which the drafter reads prompts, those of long prompts, and those of rounds with
+    requests that sample, small rounds first. Rounds of rare features (edits, logprobs, grammars)
+    are captured when a request first needs them. The first graph of a long prompt also loads
+    FlashAttention's kernels, so that no prompt has to."""
 
     def __init__(self, rounds: RoundExecutor, drafter: Drafter) -> None:
         self.rounds = rounds
@@ -82,8 +83,7 @@ class BackgroundCapture:
     def _captures(self) -> Iterator[Capture]:
         yield from self.drafter.captures()
         rounds = self.rounds
-        if rounds.runner.pieces is not None:
-            yield from rounds.runner.pieces.captures()
+        yield from rounds.runner.captures()
         for batch_size in rounds.batch_sizes:
             for key in rounds.keys(batch_size, rounds.sampling.sampled):
                 for one in (key, *rounds.lanes.keys_of(key)):

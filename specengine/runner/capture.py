@@ -11,40 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from specengine.core.interruption import interruption_point
 from specengine.core.platform import Graph, Platform, Stream
 
 T = TypeVar("T")
 
 _one_at_a_time = Lock()  # engines in threads of one process share the stream
-
-
-class CaptureInterrupted(Exception):
-    """Work has come, and the graph that was being captured is given up."""
-
-
-class _Interruption(threading.local):
-    is_wanted: Callable[[], bool] | None = None
-
-
-_interruption = _Interruption()
-
-
-@contextmanager
-def interruptible(is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Captures of this thread end with CaptureInterrupted, at their next `interruption_point`, once
-    is_wanted() holds."""
-    _interruption.is_wanted = is_wanted
-    try:
-        yield
-    finally:
-        _interruption.is_wanted = None
-
-
-def interruption_point() -> None:
-    """Called between the parts of what is captured: a capture of a whole round takes 10 to 45 ms of
-    the host, which a request must not wait for. Raises CaptureInterrupted."""
-    if _interruption.is_wanted is not None and _interruption.is_wanted():
-        raise CaptureInterrupted
 
 
 def capture(run: Callable[[], T], pool: Any, platform: Platform) -> tuple[Graph, T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from specengine.core.batch import AttentionBackend, ForwardBatch, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
+from specengine.core.interruption import interruption_point
 from specengine.core.model import DecoderModel
 from specengine.core.platform import platform_of
 from specengine.core.rows import RowBatch
@@ -24,7 +26,6 @@ from specengine.layers.sampler import ONE_TO_ONE, RowDraws, Sampler
 from specengine.memory.state_pool import StateSizes
 from specengine.runner import fallbacks
 from specengine.runner.attention.limits import check_graphs, check_layers
-from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
 from specengine.runner.dispatch import whole_graph, why_no_prefill_graphs
 from specengine.runner.fallbacks import NoGraphs
@@ -99,7 +100,7 @@ class ModelRunner:
             check_layers(attn_backend, self.attn_layers, k_cache.dtype)
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
-        """Of decode steps and, with padding, of short prefills; on a CPU there are none."""
+        """Of decode steps and, with padding, of short prompts; on a CPU there are none."""
         if not self.platform.has_graphs or not batch_sizes:
             return
         if self.sharers is not None:
@@ -114,6 +115,13 @@ class ModelRunner:
             return
         self.prefill_graphs = PrefillGraphs(self)
         self.prefill_graphs.capture()
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Captures of forwards over prompts that are made while there is no work."""
+        if isinstance(self.prefill_graphs, PrefillGraphs):
+            yield from self.prefill_graphs.captures()
+        if self.pieces is not None:
+            yield from self.pieces.captures()
 
     @property
     def page_table(self) -> Tensor:

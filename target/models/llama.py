@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from specengine.core.interruption import interruption_point
 from specengine.kernels.linear.types import Tail
 from specengine.layers.compute_paths import (
     FAST_HEADS,
@@ -101,6 +102,7 @@ class DecoderStack(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Layers start .. end - 1, one by one."""
         for layer_id, layer in islice(enumerate(self.layers), start, end):
+            interruption_point()
             hidden, residual = layer.forward(positions, hidden, residual, batch)
             if layer_id in batch.feature_layers:
                 stream = self.norm.stream(hidden, residual)
@@ -111,6 +113,7 @@ class DecoderStack(Module):
         """The residual stream behind the layers. A layer's last product is the next one's first."""
         tail, layers = Tail(hidden, None), [cast(DecoderLayer, layer) for layer in self.layers]
         for layer_id, layer in enumerate(layers):
+            interruption_point()
             following = layers[layer_id + 1] if layer_id + 1 < len(layers) else None
             tail = layer.forward_streamed(positions, tail, batch, following)
             if layer_id in batch.feature_layers:

@@ -185,7 +185,7 @@ def test_nothing_is_captured_without_rounds_on_the_device(target: Path) -> None:
     assert not make(target, None, disable_cuda_graph=True).engine.use_idle_moment()
 
 
-@pytest.mark.parametrize("point", [pytest.param(n, marks=ON_GPU) for n in (1, 3, 5, 8)])
+@pytest.mark.parametrize("point", [pytest.param(n, marks=ON_GPU) for n in (1, 3, 5, 8, 12, 16)])
 def test_graph_is_captured_after_an_interrupted_capture(
     point: int, target: Path, drafters: dict[str, str]
 ) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.interruption import CaptureInterrupted
 from specengine.engine import build
 from specengine.engine.round.executor import RoundExecutor
 from specengine.runner import graph_cache
-from specengine.runner.capture import CaptureInterrupted
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.memory import graph_memory
 from specengine.runner.memory.graph_memory import MOST_LAUNCHES

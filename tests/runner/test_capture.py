@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from specengine.core.platforms.cuda import CudaPlatform
-from specengine.runner.capture import (
+from specengine.core.interruption import (
     CaptureInterrupted,
-    capture,
     interruptible,
     interruption_point,
-    without_garbage_collection,
 )
+from specengine.core.platforms.cuda import CudaPlatform
+from specengine.runner.capture import capture, without_garbage_collection
 from tests.support.fake_platform import FakePlatform
 
 

@@ -74,8 +74,8 @@ def widest(model: nn.Module, ranks: Communicator = NoLink.communicator) -> int:
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [
-        ("smollm2-shape", 2048),
-        ("llama-3.2-1b-shape", 2048),
+        ("smollm2-shape", 4096),
+        ("llama-3.2-1b-shape", 2048),  # 4,096 would be under the bound of shorter ones
         ("llama-3.1-8b-shape", 1024),
         ("llama-3.1-70b-shape", 512),
         ("qwen3-30b-a3b-shape", 2048),  # 8 of 128 experts
@@ -85,6 +85,23 @@ def widest(model: nn.Module, ranks: Communicator = NoLink.communicator) -> int:
 )
 def test_prompts_have_graphs_as_far_as_their_launches_bound_them(name: str, tokens: int) -> None:
     assert widest(shape_of(name)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens"),
+    [
+        (32 << 20, 4096),
+        ((32 << 20) + 1, 3072),
+        (42 << 20, 3072),
+        (43 << 20, 2048),
+        (128 << 20, 2048),
+        ((128 << 20) + 1, 1536),
+    ],
+)
+def test_prompts_above_2048_tokens_may_have_half_of_the_work(weights: int, tokens: int) -> None:
+    model = Layered(1, 1)
+    model.layers = nn.ModuleList([nn.Linear(1, weights, False, device="meta")])
+    assert widest(model) == tokens
 
 
 def test_rank_with_a_part_of_the_weights_captures_as_the_one_with_most() -> None:

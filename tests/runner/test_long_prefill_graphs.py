@@ -1,4 +1,5 @@
-"""Long prompts in graphs, with FlashAttention, give what eager forwards with dense attention give.
+"""Long prompts in graphs, with FlashAttention, give what eager forwards with dense attention give,
+of a dense model and of a mixture of experts.
 
 On a GPU whole sizes and real graphs; on a CPU a sixteenth of them, functions and the plain kernel.
 """
@@ -17,7 +18,7 @@ from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.config import ModelConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.kernels.attention import flash_attention, flash_attention_ref
-from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
+from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import mixed_backend
 from specengine.runner.attention.flash_backend import FlashPlan
@@ -27,6 +28,7 @@ from specengine.runner.forward_graphs import prefill
 from specengine.runner.forward_graphs.keys import WIDE_PREFILLS, PrefillKey
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
+from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.target.registry import find_model_class
 from tests.device import DEVICE
@@ -34,7 +36,7 @@ from tests.support.cpu_graphs import use_functions
 
 ON_GPU = DEVICE.type == "cuda"
 SCALE = 1 if ON_GPU else 16
-CONTEXT = 4096 // SCALE
+CONTEXT = 6144 // SCALE
 KEYS = tuple(PrefillKey(k.tokens // SCALE, k.requests, k.width // SCALE) for k in WIDE_PREFILLS)
 # (prefix, new tokens) of each request, and the tokens of the graph that serves them.
 BATCHES = {
@@ -45,15 +47,27 @@ BATCHES = {
     "one token beside a long prompt": ([(96, SCALE), (0, 1200), (0, SCALE)], 1536),
     "two wide ones": ([(0, 1024), (0, 992)], 2048),
     "as many as a graph has": ([(64 * i, 128) for i in range(8)], 1024),
+    "one that nearly fills the largest": ([(0, 4080)], 4096),
+    "long ones together, one behind a prefix": ([(1024, 2048), (0, 640)], 3072),
 }
+FAMILIES = ("llama", "qwen3moe")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
-    folder = tmp_path_factory.mktemp("long-prefills") / "llama"
-    shutil.copytree(small_models["llama"], folder)
+def model(
+    family: str, small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> nn.Module:
+    folder = tmp_path_factory.mktemp("long-prefills") / family
+    shutil.copytree(small_models[family], folder)
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = CONTEXT
+    if "num_experts_per_tok" in config:  # of all: near ties would fall either way
+        config["num_experts_per_tok"] = 8
     (folder / "config.json").write_text(json.dumps(config))
     source = resolve_model(ModelConfig(model=str(folder)))
     return load_model(source, find_model_class, torch.float16, DEVICE)
@@ -72,7 +86,7 @@ def graphs(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> prefill.Prefill
     if ON_GPU and not has_library:
         pytest.skip("neither sglang-kernel nor vllm is installed")
     rows = ReqToTokenPool(9, CONTEXT, DEVICE)
-    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=16, dtype=torch.float16)
+    shape = kv_shape_of([model], torch.float16)  # type: ignore[list-item]
     kv = MHATokenToKVPool(9 * CONTEXT, shape, DEVICE)
     slots = torch.randperm(8 * CONTEXT).numpy().astype("int32") + 1
     for i in range(8):
@@ -85,6 +99,10 @@ def graphs(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> prefill.Prefill
     runner = ModelRunner(model, DEVICE, pools, backend, feature_layers=(0, 2))  # type: ignore[arg-type]
     made = prefill.PrefillGraphs(runner)
     made.capture()
+    assert not made.cache.captured, "all keys are wide"
+    for capture in made.captures():
+        capture()
+    assert [key.tokens for key in made.cache.captured] == [key.tokens for key in KEYS[::-1]]
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
-from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.fallbacks import MEMORY_SPENT, NOT_CAPTURED, GraphStats
 from specengine.runner.forward_graphs.inputs import (
     PrefillInputs,
     num_prefill_inputs,
@@ -19,6 +20,7 @@ from specengine.runner.forward_graphs.keys import (
     LARGE_PREFILLS,
     PREFILL_KEYS,
     SMALL_PREFILLS,
+    WIDE_PREFILLS,
     PrefillKey,
 )
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
@@ -44,6 +46,8 @@ def without_a_gpu(splits: bool) -> PrefillGraphs:
     graphs.keys, graphs.cache = list(PREFILL_KEYS), GraphCache("prefill", GraphMemory())
     graphs.counters = graphs.cache.counters
     graphs.splits, graphs.lacks_memory = splits, False
+    graphs.wanted = Counter()
+    graphs.cache.captured |= dict.fromkeys(PREFILL_KEYS)  # type: ignore[arg-type]
     return graphs
 
 
@@ -74,13 +78,17 @@ def test_padding_tokens_belong_to_one_more_request() -> None:
         ([1024], PrefillKey(1024, 8, 1024)),
         ([1025], PrefillKey(1536, 8, 1536)),
         ([10, 1600], PrefillKey(2048, 8, 2048)),
+        ([2049], PrefillKey(3072, 8, 3072)),
+        ([4096], PrefillKey(4096, 8, 4096)),
+        ([4097], None),
         ([512] * 2, PrefillKey(1024, 8, 1024)),
         ([1024] * 2, PrefillKey(2048, 8, 2048)),
         ([300] * 9, None),
         ([30] * 65, None),
         ([257] * 3, PrefillKey(1024, 8, 1024)),
         ([257] * 4, PrefillKey(1536, 8, 1536)),
-        ([257] * 8, None),
+        ([257] * 8, PrefillKey(3072, 8, 3072)),
+        ([513] * 8, None),
         ([1] * 64, PrefillKey(256, 64, 256)),
     ],
 )
@@ -96,7 +104,10 @@ def test_first_key_that_fits_a_batch_is_chosen(
     ("extend_lens", "reason"),
     [
         ([30] * 64, None),
-        ([2049], "more tokens than any captured"),
+        ([2049], None),
+        ([4096], None),
+        ([4097], "more tokens than any captured"),
+        ([250] * 9, "more tokens than any captured"),  # 64 requests have 2,048 together
         ([1] * 65, "more requests than captured"),
         ([257] + [1] * 8, "a longer prompt than any captured"),
     ],
@@ -110,6 +121,33 @@ def test_eager_prefill_counts_its_reason(extend_lens: list[int], reason: str | N
     assert graphs.parts_of(replace(batch, forward_mode=ForwardMode.TARGET_VERIFY)) == []
     counted = GraphStats.of(graphs.counters).fallbacks
     assert set(counted) == {one for one in (reason, "logits of every token") if one is not None}
+
+
+def keys_of(graphs: PrefillGraphs, count: int) -> list[int]:
+    return [key.tokens for key, _ in graphs.parts_of(prefill([count]))]
+
+
+def test_second_prefill_of_a_size_without_a_graph_captures_it() -> None:
+    graphs = without_a_gpu(splits=False)
+    for key in WIDE_PREFILLS:
+        del graphs.cache.captured[key]
+    assert keys_of(graphs, 1000) == []
+    assert keys_of(graphs, 1100) == [], "another size"
+    assert keys_of(graphs, 512) == [512]
+    assert keys_of(graphs, 1024) == [1024]
+    assert GraphStats.of(graphs.counters).fallbacks == {NOT_CAPTURED: 2}
+    graphs.cache.memory.budget = 0
+    assert keys_of(graphs, 1100) == []
+    assert GraphStats.of(graphs.counters).fallbacks[MEMORY_SPENT] == 1
+
+
+def test_prefill_runs_in_a_larger_graph_while_its_own_is_missing() -> None:
+    graphs = without_a_gpu(splits=False)
+    for key in WIDE_PREFILLS[:-2]:
+        del graphs.cache.captured[key]
+    assert keys_of(graphs, 1000) == [3072]
+    assert keys_of(graphs, 1000) == [1024], "the second time it is captured"
+    assert not GraphStats.of(graphs.counters).fallbacks
 
 
 def test_prefill_whose_key_lacked_memory_counts_that() -> None:
@@ -126,6 +164,7 @@ def test_prefill_whose_key_lacked_memory_counts_that() -> None:
         ([30] * 65, [(2048, 64), (32, 1)]),
         ([1] * 256, [(256, 64)] * 4),
         ([250] * 9 + [40], [(2048, 8), (512, 2)]),
+        ([250] * 17, [(2048, 8), (2048, 8), (256, 1)]),  # no wide graph has so many
         ([30] * 64 + [257], []),
     ],
 )
@@ -144,6 +183,13 @@ def test_large_prefill_is_split_by_tokens_and_requests(
             assert [one for part in parts for one in getattr(part, name)] == getattr(batch, name)
         for part in parts:
             assert part.logits_rows == (torch.tensor(part.extend_lens).cumsum(0) - 1).tolist()
+
+
+def test_prefill_is_split_by_small_keys_where_the_context_has_no_large_ones() -> None:
+    graphs = without_a_gpu(splits=True)
+    graphs.keys = [*SMALL_PREFILLS[:3]]  # of a context of 96 tokens
+    found = graphs.parts_of(prefill([15] * 10))
+    assert [(key.tokens, part.batch_size) for key, part in found] == [(64, 4), (64, 4), (32, 2)]
 
 
 def test_split_prefill_with_more_logits_than_requests_runs_eagerly() -> None:

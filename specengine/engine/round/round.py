@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import LogitsOutput, RowsOutput
+from specengine.core.interruption import interruption_point
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.sharing import evenly
@@ -33,7 +34,6 @@ from specengine.engine.round.source import DraftOptions, Drafts, Source, round_s
 from specengine.kernels.accept.accept_chain import begin_round
 from specengine.kernels.accept.types import AcceptedPaths
 from specengine.kernels.tree.types import TreeLimits
-from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.row_batches import keep_states

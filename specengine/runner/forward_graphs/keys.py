@@ -51,8 +51,8 @@ LARGE_PREFILLS = tuple(
     PrefillKey(n, LARGE_MAX_REQUESTS, LARGE_MAX_WIDTH)
     for n in range(LARGE_MAX_WIDTH, 2049, LARGE_MAX_WIDTH)
 )
-# Of long prompts, for models that launches bound so far (splits.most_launch_bound_tokens).
-WIDE_PREFILLS = tuple(PrefillKey(n, MAX_REQUESTS, n) for n in (768, 1024, 1536, 2048))
+# Of long prompts, for models that launches bound so far (splits.launches_bound). Captured late.
+WIDE_PREFILLS = tuple(PrefillKey(n, MAX_REQUESTS, n) for n in (768, 1024, 1536, 2048, 3072, 4096))
 PREFILL_KEYS = (*SMALL_PREFILLS, *LARGE_PREFILLS, *WIDE_PREFILLS)
 
 

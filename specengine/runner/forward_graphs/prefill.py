@@ -1,7 +1,15 @@
-"""CUDA graphs of short prefills, which would otherwise take as long as their launches."""
+"""CUDA graphs of prefills that would otherwise take as long as their launches.
+
+Those of short prompts are captured at start. A wide one, of long prompts, is captured while there
+is no work (engine/background_capture.py), or for the second prefill of its size, which waits for
+the capture: about as long as launches that the two would have saved.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -29,7 +37,7 @@ from specengine.runner.forward_graphs.keys import (
 from specengine.runner.forward_graphs.outputs import FixedForward, copy_of, first_rows, joined
 from specengine.runner.forward_graphs.splits import (
     is_launch_bound,
-    most_launch_bound_tokens,
+    launches_bound,
     split,
 )
 from specengine.runner.graph_cache import GraphCache
@@ -41,12 +49,12 @@ def prefill_keys(
 ) -> list[PrefillKey]:
     """Those that serve a model, the smallest that fits a batch first. Wide ones do where launches
     bound them."""
-    most = most_launch_bound_tokens(model, ranks)
-    return [key for key in PREFILL_KEYS if key.tokens <= most or key not in WIDE_PREFILLS]
+    wide = launches_bound([key.tokens for key in WIDE_PREFILLS], model, ranks)
+    return [key for key in PREFILL_KEYS if key not in WIDE_PREFILLS or key.tokens in wide]
 
 
 class PrefillGraphs:
-    """Replays EXTEND forwards of short prompts; the rest runs eagerly."""
+    """Replays EXTEND forwards of prompts; the rest runs eagerly."""
 
     def __init__(self, context: ForwardContext) -> None:
         self.context = context
@@ -59,16 +67,26 @@ class PrefillGraphs:
         self.buffer = torch.zeros(count, dtype=torch.int64, device=context.device)
         self.splits = is_launch_bound(context.model, memory.communicator)
         self.lacks_memory = False  # for some of the keys
+        self.wanted = Counter[PrefillKey]()  # prefills whose size had no graph
 
     def _guard_of(self, buffers: FixedForward) -> GraphGuard | None:
         return self.context.guard_of(graphs=self, batch=buffers.batch)
 
     def capture(self) -> None:
-        """All keys, as far as the memory for graphs reaches."""
-        wanted = sorted(self.keys, key=lambda key: key.tokens, reverse=True)
+        """All keys but wide ones, as far as the memory for graphs reaches."""
+        late = {key for key in self.keys if key in WIDE_PREFILLS}
+        wanted = [key for key in self.keys if key not in late]
+        wanted.sort(key=lambda key: key.tokens, reverse=True)
         done = self.cache.capture_at_start(wanted, lambda key: [key], self._make)
         self.lacks_memory = len(done) < len(wanted)
-        self.keys = [key for key in self.keys if key in done]
+        self.keys = [key for key in self.keys if key in late.union(done)]
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """What captures a wide key each, of those that have not been: the largest first, which
+        serves the prompts of the others until they are there."""
+        for key in reversed(self.keys):
+            if key in WIDE_PREFILLS and key not in self.cache.captured:
+                yield partial(self.cache.get, key, self._make, logging.DEBUG)
 
     @property
     def precompile_keys(self) -> list[PrefillKey]:
@@ -83,7 +101,11 @@ class PrefillGraphs:
         inputs = PrefillInputs.of(self.buffer, key)
         self._run(self._planned_batch(inputs, key), inputs)
 
+    @torch.inference_mode()
     def _make(self, key: PrefillKey) -> tuple[Graph, FixedForward]:
+        """Runs a prefill of padding alone: what the last replay has left in the buffer would be
+        rows and positions of requests."""
+        self.buffer.zero_()
         inputs = PrefillInputs.of(self.buffer, key)
         batch = self._planned_batch(inputs, key)
         graph, output = self.cache.record(partial(self._run, batch, inputs))
@@ -136,41 +158,55 @@ class PrefillGraphs:
         if batch.logits_rows is None or len(batch.logits_rows) > batch.batch_size:
             self.cache.count_fallback(fallbacks.EVERY_LOGIT)
             return []
-        key = self._key_of(batch)
-        if key is not None:
-            return [(key, batch)]
-        if self.splits and max(batch.extend_lens) <= LARGE_MAX_WIDTH:
-            parts = [(self._key_of(one), one) for one in split(batch, *self._most)]
-            found = [(key, part) for key, part in parts if key is not None]
+        if fitting := [key for key in self.keys if key.fits(batch)]:
+            if (key := self._key_of(fitting)) is not None:
+                return [(key, batch)]
+        elif self.splits and max(batch.extend_lens) <= LARGE_MAX_WIDTH:
+            parts = split(batch, *self._most_of_a_part)
+            found = [(key, part) for part in parts if (key := self._captured_key(part)) is not None]
             if len(found) == len(parts):
                 return found
         self.cache.count_fallback(self._fallback_reason(batch))
         return []
 
-    def _key_of(self, batch: ModelWorkerBatch) -> PrefillKey | None:
-        """The smallest that fits."""
-        return next((key for key in self.keys if key.fits(batch)), None)
+    def _key_of(self, fitting: list[PrefillKey]) -> PrefillKey | None:
+        """The smallest; while it is not captured, and not to be captured now, the smallest of those
+        that are. All ranks of an engine run the same prefills, and capture for the same one."""
+        best = fitting[0]
+        if best not in self.cache.captured:
+            self.wanted[best] += 1
+            if self.wanted[best] > 1 and self.cache.has_memory_for(best):
+                return best
+        return next((key for key in fitting if key in self.cache.captured), None)
+
+    def _captured_key(self, batch: ModelWorkerBatch) -> PrefillKey | None:
+        keys = (key for key in self.keys if key.fits(batch))
+        return next((key for key in keys if key in self.cache.captured), None)
 
     @property
-    def _most(self) -> tuple[int, int]:
-        """The most tokens and requests of any key."""
-        tokens = max((key.tokens for key in self.keys), default=0)
-        return tokens, max((key.requests for key in self.keys), default=0)
+    def _most_of_a_part(self) -> tuple[int, int]:
+        """Tokens and requests, which no wide key changes: it holds few requests."""
+        keys = [key for key in self.keys if key not in WIDE_PREFILLS]
+        tokens = max((key.tokens for key in keys), default=0)
+        return tokens, max((key.requests for key in keys), default=0)
 
     def _fallback_reason(self, batch: ModelWorkerBatch) -> str:
-        tokens, requests = self._most
-        if batch.num_tokens > tokens:
+        if any(key.fits(batch) for key in self.keys):
+            spent = self.cache.memory.is_spent
+            return fallbacks.MEMORY_SPENT if spent else fallbacks.NOT_CAPTURED
+        holding = [key for key in self.keys if key.requests >= batch.batch_size]
+        if batch.num_tokens > max((key.tokens for key in holding or self.keys), default=0):
             return fallbacks.TOO_MANY_TOKENS
-        if batch.batch_size > requests:
+        if not holding:
             return fallbacks.TOO_MANY_REQUESTS
         return fallbacks.MEMORY_SPENT if self.lacks_memory else fallbacks.PROMPT_TOO_LONG
 
     def replay(self, key: PrefillKey, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one prefill that fits the key. The output views the graph's buffers: read it before
         the next replay."""
+        captured = self.cache.get(key, self._make)
         values = torch.from_numpy(pack_prefill(batch, key))
         self.buffer[: len(values)].copy_(pinned(values, self.context.device), non_blocking=True)
-        captured = self.cache.captured[key]
         self.cache.replay(captured)
         assert batch.logits_rows is not None
         return first_rows(captured.buffers.output, batch.num_tokens, len(batch.logits_rows))
