@@ -64,7 +64,13 @@ def fused_add_rms_norm(
 
 
 def sum_add_rms_norm(
-    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
+    parts: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    into: Fp8Input | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """``fused_add_rms_norm(round_to_dtype(parts.sum(0)), residual)``, the dtype being residual's.
 
@@ -73,7 +79,12 @@ def sum_add_rms_norm(
     residual and weight before the kernel ahead has ended: that one must write neither, nor let this
     one start before its own wait has ended, as cuBLAS and the products of experts do not. This one
     lets the next start at once: before its wait that one may read what was complete two before.
+    into: as of rms_norm, of the first result.
     """
+    if _rounds(residual, into, backend):
+        from specengine.kernels.linear import norm_triton
+
+        return norm_triton.sum_add_rms_norm(parts, residual, weight, eps, rounds=True)
     normed, total = _sum_add_rms_norm(parts, residual, weight, eps, backend=backend)
     return normed, total
 

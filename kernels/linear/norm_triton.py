@@ -15,6 +15,10 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import put_beside
 
+# Of a thread that adds up parts. Told so, the compiler has the loads of all parts on their way
+# before the first addition; else it spares registers, and a row waits for memory part after part.
+_REGISTERS = 128
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -91,11 +95,14 @@ def _sum_add_rms_norm_kernel(
     weight_ptr,
     out_ptr,
     total_ptr,
+    codes_ptr,
+    scale_ptr,
     stride_part,
     stride_residual,
     hidden,
     eps,
     PARTS: tl.constexpr,
+    ROUNDS: tl.constexpr,
     DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -117,7 +124,10 @@ def _sum_add_rms_norm_kernel(
     total = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
     normed = (total * scale).to(weight.dtype)
-    tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
+    made = (normed * weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * hidden + cols, made, mask=mask)
+    if ROUNDS:
+        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask)
 
 
 def _block(hidden: int) -> tuple[int, int]:
@@ -191,13 +201,15 @@ def fused_add_rms_norm(
 
 
 def sum_add_rms_norm(
-    parts: Tensor, residual: Tensor, weight: Tensor, eps: float
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """rounds: rows of the first result are rounded, too (rounded.py)."""
     count, rows, hidden = parts.shape
     out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
     total = torch.empty_like(out)
     if rows == 0:
         return out, total
+    codes, rounded_scale = room_for(residual, hidden, rounds)
     dependent = has_dependent_launch(parts)
     block, warps = _block(hidden)
     _sum_add_rms_norm_kernel[(rows,)](
@@ -206,14 +218,18 @@ def sum_add_rms_norm(
         weight,
         out,
         total,
+        codes,
+        rounded_scale,
         parts.stride(0),
         residual.stride(0),
         hidden,
         eps,
         PARTS=count,
+        ROUNDS=rounds,
         DEPENDENT=dependent,
         BLOCK=block,
         num_warps=warps,
+        maxnreg=_REGISTERS,
         **({"launch_pdl": True} if dependent else {}),
     )
-    return out, total
+    return (put_beside(out, codes, rounded_scale) if rounds else out), total

@@ -28,10 +28,11 @@ def wait_for_rows(ROUNDS: tl.constexpr):
 
 @triton.jit
 def store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask):
-    """made: a whole row, zeros where not mask, rounded to the dtype that it is stored in. The
-    operations of fp8_linear_triton's `_quantise_kernel`, so that the bits are the same."""
+    """made: a whole row, of any number of dimensions, zeros where not mask, rounded to the dtype
+    that it is stored in. cols: the place of each value in the row. The operations of
+    fp8_linear_triton's `_quantise_kernel`, so that the bits are the same."""
     made = made.to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(made), axis=0) / 448.0, 1e-12)
+    scale = tl.maximum(tl.max(tl.abs(made)) / 448.0, 1e-12)
     codes = tl.minimum(tl.maximum(made / scale, -448.0), 448.0)
     tl.store(codes_ptr + row * width + cols, codes.to(codes_ptr.dtype.element_ty), mask=mask)
     tl.store(scale_ptr + row, scale)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.parallel import Cut, JoinedCut, even_heads
@@ -20,6 +19,7 @@ from specengine.kernels.delta.types import (
     NodeBatch,
     PromptBatch,
 )
+from specengine.kernels.linear.gated_norm import gated_norm
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
 from specengine.layers import split_ops
@@ -41,18 +41,17 @@ def delta_layers(model: object) -> tuple[GatedDelta, ...]:
 
 
 class GatedNorm(Module):
-    """x / rms(x) * weight * silu(gate), over the last dimension."""
+    """x / rms(x) * weight * silu(gate), of each head by itself."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """float32 [..., size], [..., size] -> the shape and dtype of gate."""
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        normed = self.weight * (x * scale).to(gate.dtype)
-        return (normed * F.silu(gate.float())).to(gate.dtype)
+    def forward(self, x: Tensor, gate: Tensor, into: Fp8Input | None = None) -> Tensor:
+        """float32 [T, heads, size], [T, heads, size] -> [T, heads * size] of gate's dtype. into:
+        Linear.takes of who reads it."""
+        return gated_norm(x, gate, self.weight, self.eps, into=into)
 
 
 class CausalConv(Module):
@@ -120,8 +119,8 @@ class GatedDelta(split_ops.Numbered):
             return gate
         else:
             out = self._run(DeltaInputs(mixed, write, decay), batch)
-        normed: Tensor = self.norm(out, gate.view(out.shape))
-        return normed.flatten(1)
+        normed: Tensor = self.norm(out, gate.view(out.shape), self.out_proj.takes)
+        return normed
 
     def run_split(self, rows: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
         """The rule, of a model that was traced."""

@@ -90,7 +90,7 @@ class RMSNorm(Norm):
         if residual is None:
             return rms_norm(x, self.weight, self.eps, into=into), x
         if x.dim() == 3:
-            return sum_add_rms_norm(x, residual, self.weight, self.eps)
+            return sum_add_rms_norm(x, residual, self.weight, self.eps, into=into)
         return fused_add_rms_norm(x, residual, self.weight, self.eps, into=into)
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specengine.kernels.linear import fp8_linear_ref, fp8_linear_triton
 from specengine.kernels.linear.activation import act_and_mul
-from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm
+from specengine.kernels.linear.gated_norm import gated_norm
+from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import can_round, found_beside, put_beside
 from specengine.kernels.linear.split_sum_triton import Tile
@@ -27,11 +28,23 @@ def added(x: Tensor, gain: Tensor, into: Fp8Input | None) -> Tensor:
     return fused_add_rms_norm(x, x.flip(0), gain, EPS, into=into, backend="triton")[0]
 
 
+def summed(x: Tensor, gain: Tensor, into: Fp8Input | None) -> Tensor:
+    parts = torch.stack([x, 0.5 * x.flip(0), x]).float()
+    return sum_add_rms_norm(parts, x.flip(0), gain, EPS, into=into, backend="triton")[0]
+
+
 def activated(x: Tensor, gain: Tensor, into: Fp8Input | None) -> Tensor:
     return act_and_mul(torch.cat([x, x * gain], 1), "silu", into=into, backend="triton")
 
 
-@pytest.fixture(params=[normed, added, activated])
+def gated(x: Tensor, gain: Tensor, into: Fp8Input | None) -> Tensor:
+    heads = x.float().view(len(x), 3, -1)
+    return gated_norm(
+        heads, heads.to(x.dtype).flip(0), gain[: heads.shape[2]], EPS, into=into, backend="triton"
+    )
+
+
+@pytest.fixture(params=[normed, added, summed, activated, gated])
 def maker(request: pytest.FixtureRequest) -> Maker:
     made: Maker = request.param
     return made
