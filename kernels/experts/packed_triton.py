@@ -206,9 +206,11 @@ def _few_kernel(
     BLOCK_S: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
+    TURNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    if DEPENDENT:
+    # Of the second product, the kernel that chose stands two before, and is complete.
+    if DEPENDENT and not IS_DOWN:
         gdc_wait()
         gdc_launch_dependents()
     offsets = tl.arange(0, BLOCK_S)
@@ -218,66 +220,71 @@ def _few_kernel(
     count = tl.sum(is_hit.to(tl.int32), axis=0)
     count = tl.where(expert < 0, 0, count)
     rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
-    n = tl.program_id(0) * OUTS
+    begin = tl.program_id(0) * (OUTS * TURNS)
+    end = tl.minimum(begin + OUTS * TURNS, hidden if IS_DOWN else inner)
+    if DEPENDENT and IS_DOWN:
+        gdc_wait()
+        gdc_launch_dependents()
     for start in range(0, count, ROWS):
         slots = slots_of(is_hit, rank, offsets, start, ROWS)
         is_slot = start + tl.arange(0, ROWS) < count
-        if IS_DOWN:
-            _down_tile(
-                x_ptr,
-                first_ptr,
-                second_ptr,
-                third_ptr,
-                fourth_ptr,
-                bias_ptr,
-                weights_ptr,
-                out_ptr,
-                expert,
-                slots,
-                is_slot,
-                n,
-                rows,
-                hidden,
-                inner,
-                tl.program_id(2),
-                PARTS,
-                SUMS,
-                FORM,
-                CHOSEN,
-                HAS_BIAS,
-                WEIGHS,
-                ROWS,
-                OUTS,
-                BLOCK_K,
-            )
-        else:
-            _gate_up_tile(
-                x_ptr,
-                first_ptr,
-                second_ptr,
-                third_ptr,
-                fourth_ptr,
-                bias_ptr,
-                weights_ptr,
-                out_ptr,
-                expert,
-                slots,
-                is_slot,
-                n,
-                hidden,
-                inner,
-                SUMS,
-                FORM,
-                CHOSEN,
-                HAS_BIAS,
-                WEIGHS,
-                CLAMPED,
-                ALPHA,
-                LIMIT,
-                ROWS,
-                OUTS,
-                BLOCK_K,
-            )
+        for n in range(begin, end, OUTS):
+            if IS_DOWN:
+                _down_tile(
+                    x_ptr,
+                    first_ptr,
+                    second_ptr,
+                    third_ptr,
+                    fourth_ptr,
+                    bias_ptr,
+                    weights_ptr,
+                    out_ptr,
+                    expert,
+                    slots,
+                    is_slot,
+                    n,
+                    rows,
+                    hidden,
+                    inner,
+                    tl.program_id(2),
+                    PARTS,
+                    SUMS,
+                    FORM,
+                    CHOSEN,
+                    HAS_BIAS,
+                    WEIGHS,
+                    ROWS,
+                    OUTS,
+                    BLOCK_K,
+                )
+            else:
+                _gate_up_tile(
+                    x_ptr,
+                    first_ptr,
+                    second_ptr,
+                    third_ptr,
+                    fourth_ptr,
+                    bias_ptr,
+                    weights_ptr,
+                    out_ptr,
+                    expert,
+                    slots,
+                    is_slot,
+                    n,
+                    hidden,
+                    inner,
+                    SUMS,
+                    FORM,
+                    CHOSEN,
+                    HAS_BIAS,
+                    WEIGHS,
+                    CLAMPED,
+                    ALPHA,
+                    LIMIT,
+                    ROWS,
+                    OUTS,
+                    BLOCK_K,
+                )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -436,6 +443,7 @@ class _Product:
             "BLOCK_K": self._step(operands),
             "num_warps": self.tile.warps,
             "num_stages": self.tile.stages,
+            **({"maxnreg": self.tile.registers} if self.tile.registers else {}),
             **({"launch_pdl": True} if dependent else {}),
         }
         return [given, *operands.tensors, bias], constants
@@ -480,7 +488,7 @@ def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts
         tensors, constants = product.arguments(*product.inputs())
         num_parts = len(parts) // chosen.ids_TK.shape[1] if product is down else 1
         programs = min(num_slots, num_experts)
-        grid = triton.cdiv(width, product.tile.outs), programs, num_parts
+        grid = triton.cdiv(width, product.tile.outs * product.tile.turns), programs, num_parts
         _few_kernel[grid](
             *tensors,
             chosen.ids_TK,
@@ -493,6 +501,7 @@ def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts
             IS_DOWN=product is down,
             EVERY=num_slots > num_experts,
             PARTS=num_parts,
+            TURNS=product.tile.turns,
             BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
             **constants,
         )

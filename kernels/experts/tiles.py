@@ -13,13 +13,16 @@ PART_ROWS = 256  # up to these, the parts of a row's sum are left to the norm be
 @dataclass(frozen=True)
 class Tile:
     """The tile of one program: rows, outputs (of gate, and as many of up), inputs of a step in half
-    precision."""
+    precision. turns: tiles of outputs that a program of few rows computes one after another, of
+    packed weights. registers: that a thread has at most, so that more programs run at once."""
 
     rows: int
     outs: int
     inputs: int
     warps: int
     stages: int
+    turns: int = 1
+    registers: int | None = None
 
     def of_bytes(self, element_size: int) -> Tile:
         """The same for wider elements, in no more shared memory."""

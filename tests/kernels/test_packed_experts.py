@@ -292,14 +292,16 @@ def test_experts_that_a_format_does_not_arrange_are_not_stacked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "columns", "dtype"),
-    each_value(1, [(1, 128), (2, 128), (2, 256), (3, 512)], [torch.float32, torch.float16]),
+    ("parts", "columns", "turns", "dtype"),
+    each_value(
+        1, [(1, 128, 2), (2, 128, 1), (2, 256, 4), (3, 512, 9)], [torch.float32, torch.float16]
+    ),
 )
-def test_mxfp4_sums_are_whole_whatever_parts_and_steps(
-    parts: int, columns: int, dtype: torch.dtype, device: torch.device
+def test_mxfp4_sums_are_whole_whatever_parts_steps_and_turns(
+    parts: int, columns: int, turns: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Columns are one and a quarter of chunks, and two and a quarter. Sizes in both types: make
-    test-all."""
+    """Columns are one and a quarter of chunks, and two and a quarter; tiles of outputs are nine,
+    and two and a half. Sizes in both types: make test-all."""
     pack = CASES["mxfp4"][1]
     form = load_place(EXPERT_FORMATS["mxfp4"])
     generator = torch.Generator().manual_seed(4)
@@ -314,7 +316,8 @@ def test_mxfp4_sums_are_whole_whatever_parts_and_steps(
     x = torch.randn(2, 160, generator=generator).to(device, dtype)
     expected = experts(x, picked, weights, backend="torch").float()
     scale = torch.finfo(dtype).bits // 16  # columns of a tile are those of half precision
-    tiles = Tiles(Tile(16, 32, columns * scale, 4, 2), Tile(16, 64, columns * scale, 4, 2), parts)
+    usual = Tile(16, 32, columns * scale, 4, 2, turns, registers=128)
+    tiles = Tiles(usual, replace(usual, outs=64), parts)
     found = experts_triton.experts(x, picked, weights, tiles)
     assert found.shape == (2 * parts, 2, 160)
     near = 1e-5 if dtype == torch.float32 else 3e-3
