@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specengine.core.trim import trim_memory
+from tests import caught_logs
 from tests.interpreter import quicken
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ def pytest_configure() -> None:
     file begins with a collection. Not on a GPU, whose memory objects may keep."""
     if not hands_out_tests() and not has_gpu():
         gc.set_threshold(10_000, 10, 10)
+    caught_logs.quicken()
+
+
+def pytest_runtest_logstart() -> None:
+    caught_logs.look_again()
 
 
 @pytest.hookimpl(wrapper=True)
