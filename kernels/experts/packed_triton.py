@@ -30,6 +30,7 @@ from specengine.kernels.experts.tiles import Tile, Tiles, are_few
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
 from specengine.kernels.linear.quantised import Fp8Input
+from specengine.kernels.linear.rounded import found_beside
 
 # Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
 ROUNDS_INSIDE = True
@@ -406,7 +407,7 @@ class _Product:
             return self.x, None
         if ROUNDS_INSIDE and not self.is_many and self._rounds_by_step(form):
             return self.x, None
-        return quantise_rows(self.x, form)
+        return found_beside(self.x, form) or quantise_rows(self.x, form)
 
     def _rounds_by_step(self, form: Fp8Input) -> bool:
         """Whether a step of the product takes just the columns that share a scale. Not of float32

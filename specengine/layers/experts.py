@@ -16,6 +16,7 @@ from specengine.core.parallel import Cut, communicator, even_cut, split_over
 from specengine.core.sharing import ExpertSharers, expert_sharers
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
+from specengine.kernels.experts.add_shared import add_shared
 from specengine.kernels.experts.packed import OneExpert, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.types import (
@@ -66,6 +67,15 @@ class Router(Linear):
         if self.kernel is not None:
             return route_ref.choose(self.kernel(x).float(), correction, self.routing)
         return route(x, RouterWeights(self.plain, self.bias, correction), self.routing)
+
+
+class SharedGate(Linear):
+    """The logit of what is shared: one output, which few bits would not make faster."""
+
+    keeps_precision = True
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1)
 
 
 class IncomingExpert(IncomingWeight):
@@ -216,8 +226,6 @@ class SparseMLP(Numbered):
     """``sum of w * expert(x) over the chosen + shared(x)``; with a gate on what is shared,
     ``sigmoid(gate(x)) * shared(x)``."""
 
-    takes: Fp8Input | None = None  # as layers.linear.Linear has it; the router reads it, too
-
     def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
         super().__init__()
         self.spec = spec
@@ -228,7 +236,18 @@ class SparseMLP(Numbered):
             self.experts = Experts(hidden_size, spec)
             size = spec.shared_size
             self.shared_expert = GatedMLP(hidden_size, size) if size else None
-        self.shared_expert_gate = Linear(hidden_size, 1) if spec.shared_gate else None
+        self.shared_expert_gate = SharedGate(hidden_size) if spec.shared_gate else None
+
+    @property
+    def takes(self) -> Fp8Input | None:
+        """As layers.linear.Linear has it: of the experts, or else of the shared one; the router
+        and the shared one's gate read rows as they are."""
+        if is_traced() or self.sharers is not None:
+            return None
+        packed, shared = self.experts.packed, self.shared_expert
+        if packed is not None and packed.gate_up.input is not None:
+            return packed.gate_up.input
+        return None if shared is None else shared.takes
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
@@ -248,8 +267,12 @@ class SparseMLP(Numbered):
         out: Tensor = self.experts(x, self.gate.choose(x))
         if self.shared_expert is None:
             return out
-        shared = self._gated(x, self.shared_expert(x))
-        return torch.cat([out, shared.float()[None]]) if out.dim() == 3 else out + shared
+        shared, gate = self.shared_expert(x), self.shared_expert_gate
+        if out.dim() == 2:
+            return out + self._gated(x, shared)
+        if gate is not None and gate.is_plain:
+            return add_shared(out, shared, x, gate.plain)
+        return add_shared(out, self._gated(x, shared))
 
     def run_split(self, rows: Sequence[Tensor], batch: object) -> Tensor:
         """What SHARED_EXPERTS stands for in a trace. How many rows the other engines have differs

@@ -71,8 +71,6 @@ class GatedDelta(split_ops.Numbered):
     """Projections, the rule over what the state pool keeps, a gated norm, output projection. A rank
     has some of the key heads, and the value heads that read these, with their state."""
 
-    takes: Fp8Input | None = None  # as layers.linear.Linear has it
-
     def __init__(self, spec: LayerSpec, layer_id: int) -> None:
         super().__init__()
         assert spec.gated_delta is not None
@@ -92,6 +90,11 @@ class GatedDelta(split_ops.Numbered):
         self.A_log, self.dt_bias = (_numbers(heads.size) for _ in range(2))
         self.norm = GatedNorm(shape.value_dim, spec.rms_norm_eps)
         self.out_proj = RowParallelLinear(values.whole, size, part=values)
+
+    @property
+    def takes(self) -> Fp8Input | None:
+        """As layers.linear.Linear has it: of the layer's input."""
+        return self.in_proj_qkvz.takes
 
     def cuts(self, kind: str) -> Sequence[Cut]:
         """Of A_log and of dt_bias."""

@@ -22,6 +22,7 @@ from specengine.kernels.experts.tiles import Tile, Tiles
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 from specengine.kernels.linear import fp8_linear_ref, mxfp4
 from specengine.kernels.linear.quantised import FP8, FP8_MAX, Fp8Input, Fp8Weight, IntWeight
+from specengine.kernels.linear.rounded import put_beside
 from tests.halves import each_value
 from tests.kernels import offline_triton
 from tests.kernels.test_experts import choose, summed
@@ -332,3 +333,15 @@ def test_all_formats_compile_for_hopper(triton_cache: Path) -> None:
     )
     assert {"_few_kernel", "_many_kernel"} <= set(found)
     assert max(found.values()) <= MOST_SHARED
+
+
+def test_rows_that_were_rounded_before_are_not_rounded_again(device: torch.device) -> None:
+    weights, x = make("fp8, a scale a row", 4, device), inputs(3, device)
+    chosen = choose(3, 4, 2, device)
+    expected = summed(experts(2.0 * x, chosen, weights, backend="triton"))
+    codes, scale = fp8_linear_ref.quantise_rows(2.0 * x, Fp8Input())
+    found = summed(experts(put_beside(x, codes, scale), chosen, weights, backend="triton"))
+    assert_near(found, expected, rounds=True)
+    other = make("fp8, blocks", 4, device)
+    plain = summed(experts(x.clone(), chosen, other, backend="triton"))
+    assert torch.equal(summed(experts(x, chosen, other, backend="triton")), plain)

@@ -1,0 +1,109 @@
+"""A mixture's output in parts, with what every row runs beside the chosen experts; and the forms to
+which rows are rounded before hybrid layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.core.registry import EXPERT_FORMATS, load_place
+from specengine.kernels.experts.packed import PackedExperts
+from specengine.kernels.experts.types import Chosen
+from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
+from specengine.layers import experts, linear
+from specengine.layers.experts import Experts, SparseMLP
+from specengine.layers.gated_delta import GatedDelta
+from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
+from specengine.layers.linear import Linear
+from specengine.layers.linear_cpu import Int8Linear, pack_linears
+from specengine.layers.quantization.linears import QuantisedLinear
+
+HIDDEN, FORM = 32, Fp8Input()
+
+
+def make(shared_gate: bool) -> SparseMLP:
+    spec = ExpertsSpec(4, 2, 16, shared_size=48, shared_gate=shared_gate)
+    made = SparseMLP(HIDDEN, spec)
+    torch.manual_seed(0)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def quantise(one: Linear) -> None:
+    kernel = QuantisedLinear([Fp8Weight.of(one.plain)], one.bias)
+    one.use_kernel(kernel, kernel.takes)
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts give halves in float32, as their kernels do of few rows."""
+    plain = Experts.forward
+
+    def halves(self: Experts, x: Tensor, chosen: Chosen) -> Tensor:
+        return 0.5 * plain(self, x, chosen).float().expand(2, *x.shape)
+
+    monkeypatch.setattr(Experts, "forward", halves)
+
+
+@pytest.mark.parametrize("gate", ["none", "plain", "packed"])
+def test_parts_add_up_to_what_one_sum_gives(
+    gate: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlp, x = make(gate != "none"), torch.randn(5, HIDDEN)
+    if gate == "packed":
+        assert mlp.shared_expert_gate is not None
+        quantise(mlp.shared_expert_gate)
+    with torch.inference_mode():
+        expected = mlp.parts(x)
+        request.getfixturevalue("in_parts")
+        found = mlp.parts(x)
+    assert expected.shape == (5, HIDDEN)
+    assert found.shape == (2, 5, HIDDEN)
+    torch.testing.assert_close(found.sum(0), expected)
+
+
+def test_a_gate_of_one_output_stays_in_floating_point_when_others_are_quantised() -> None:
+    mlp = make(True).bfloat16()
+    pack_linears(mlp, "int8")
+    assert mlp.shared_expert is not None
+    assert mlp.shared_expert_gate is not None
+    assert isinstance(mlp.shared_expert.gate_up_proj.kernel, Int8Linear)
+    assert not isinstance(mlp.shared_expert_gate.kernel, Int8Linear)
+
+
+def test_mixture_takes_the_form_of_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp = make(True)
+    assert mlp.takes is None
+    assert mlp.shared_expert is not None
+    quantise(mlp.shared_expert.gate_up_proj)
+    assert mlp.takes == FORM
+    pairs = mlp.experts.weights.gate_up, mlp.experts.weights.down
+    packed = [packed_in(Fp8Input(group=16), weight) for weight in pairs]
+    mlp.experts.use_packed(*packed)
+    assert mlp.takes == Fp8Input(group=16)
+    monkeypatch.setattr(experts, "is_traced", lambda: True)
+    assert mlp.takes is None
+
+
+def packed_in(form: Fp8Input, weight: Tensor) -> PackedExperts:
+    each: Any = (
+        Fp8Weight(one.to(torch.float8_e4m3fn), torch.ones(1, 1), *one.shape, form) for one in weight
+    )
+    made = PackedExperts.of(load_place(EXPERT_FORMATS["fp8"]), len(weight), each)
+    assert made is not None
+    return made
+
+
+def test_linear_attention_takes_the_form_of_its_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = LayerSpec(HIDDEN, 48, 4, 2, 8, 1e-5, gated_delta=GatedDeltaSpec(2, 4, 8, 8, 4))
+    layer = GatedDelta(spec, 0)
+    assert layer.takes is None
+    torch.nn.init.normal_(layer.in_proj_qkvz.plain)
+    quantise(layer.in_proj_qkvz)
+    assert layer.takes == FORM
+    monkeypatch.setattr(linear, "is_traced", lambda: True)
+    assert layer.takes is None
