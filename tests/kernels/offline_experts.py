@@ -49,13 +49,15 @@ def main(num_rows: list[int]) -> None:
             experts_triton.experts(x, chosen, weights)
         experts_triton.experts(x, chosen, clamped)
         router = Router(torch.zeros(COUNT, HIDDEN, dtype=dtype))
-        route_triton.route(x, router, Routing(CHOSEN))
         grouped = Routing(CHOSEN, "sigmoid", num_groups=4, num_chosen_groups=2)
-        route_triton.route(x, router, grouped)
+        for rows in (x, x[:2]):
+            route_triton.route(rows, router, Routing(CHOSEN))
+            route_triton.route(rows, router, grouped)
     for count in MANY:
         order_triton.order(torch.zeros(70, 10, dtype=torch.int32), count, 16)
-        x, router = torch.zeros(2, HIDDEN), Router(torch.zeros(count, HIDDEN))
-        route_triton.route(x, router, Routing(10))
+        for dtype in (torch.bfloat16, torch.float32):
+            router = Router(torch.zeros(count, HIDDEN, dtype=dtype))
+            route_triton.route(torch.zeros(2, HIDDEN, dtype=dtype), router, Routing(10))
     print(json.dumps(shared))
 
 

@@ -137,9 +137,9 @@ def experts(dtype: torch.dtype) -> Iterator[Run]:
             given = torch.zeros(rows, 512, dtype=dtype), picked, weights, tile
             yield lambda given=given: experts_triton.experts(*given)
 
-    for count, hidden in ((128, 2048), (32, 2880)):
+    for rows, (count, hidden) in product((3, 70), ((512, 2048), (128, 2048), (32, 2880))):
         router = Router(torch.zeros(count, hidden, dtype=dtype))
-        given = torch.zeros(3, hidden, dtype=dtype), router, Routing(4)
+        given = torch.zeros(rows, hidden, dtype=dtype), router, Routing(4)
         yield lambda given=given: route_triton.route(*given)
 
 
@@ -226,7 +226,7 @@ def main(group: str, dtype_name: str) -> None:
         module.has_dependent_launch = lambda _: True
     for module in (rope_attention_triton, latent_attention_triton, latent_store_triton):
         module.has_dependent_launch = lambda _: True
-    rope_triton.has_dependent_launch = lambda _: True
+    rope_triton.has_dependent_launch = route_triton.has_dependent_launch = lambda _: True
     for module in (paged_attention_triton, rope_attention_blocks, latent_attention_triton):
         module.multiprocessors = lambda _: 132
     rope_attention_triton.shared_bytes = lambda _: MOST_SHARED
