@@ -46,8 +46,9 @@ class TokenLogprob:
 class Req:
     """A request and its place in the KV memory.
 
-    owner: what it is a choice of, together with others; "" where it stands alone. place: in the
-    order in which requests are served, set when it is queued (scheduler/queues.py).
+    owner: what it is a choice of, together with others; where it stands alone, "" until it is
+    queued, and its rid from then on. place: in the order in which requests are served, set when it
+    is queued (scheduler/queues.py).
 
     While it runs, `kv_len == len(token_ids) - 1`: the last token (the root of the next round) has
     been chosen, but its KV is not written yet.

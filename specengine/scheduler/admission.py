@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from time import monotonic
 
 from specengine.core.errors import RequestError
 from specengine.core.request import FinishReason, Req, ReqState
-from specengine.scheduler.kept_memory import Kept
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.lifecycle import RequestLifecycle
 from specengine.scheduler.pace import PromptPace
 from specengine.scheduler.policy import SchedulePolicy
+from specengine.scheduler.prefill_plan import Head, PrefillPlan, head_of
 from specengine.scheduler.queues import RequestQueues
 
-# Tokens in common past the cache that make it worth waiting a forward for a cache hit.
-SHARED_PREFIX = 64
 # Longest output, in tokens, that admission keeps memory for.
 LOOKAHEAD = 4096
 
@@ -28,8 +25,6 @@ LOOKAHEAD = 4096
 SMALL = 64
 LOOK_BEHIND = 16  # waiting requests among which those are looked for that pass the first
 MOST_PASSED = 1000  # requests that may pass the same one
-
-Head = tuple[int, tuple[int, ...]]  # tokens that came from the cache, the SHARED_PREFIX behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,40 +53,15 @@ class Demand:
         self.share = max(0.1, self.share * 0.995)
 
 
-@dataclass
-class PrefillPlan:
-    """The prompt tokens of one forward, while they are being shared out."""
-
-    left: int  # tokens that the forward may still take
-    kept: Kept = field(default_factory=Kept)
-    lengths: dict[Req, int] = field(default_factory=dict)
-    heads: set[Head] = field(default_factory=set)  # of the prompts that are taken in
-    blocked: Req | None = None  # it waits for memory: of those behind it, small ones are admitted
-    num_tried: int = 0  # of those
-
-    def take(self, req: Req, most: int) -> None:
-        taken = self.lengths.get(req, 0)
-        length = min(most, self.left, req.prefill_len - req.kv_len - taken)
-        if length <= 0:
-            return
-        self.left -= length
-        self.lengths[req] = taken + length
-        self.note_head(req)
-
-    def note_head(self, req: Req) -> None:
-        if (head := _head_of(req)) is not None:
-            self.heads.add(head)
-
-
 class Admission:
     """Which prompts a forward takes in, as far as request rows and KV memory reach.
 
-    The first of the queue, which is by priority, then first come, first served, is served first:
-    where it lacks memory, choices of one call whose turn comes later give way to it, and small
-    requests alone are admitted before it. Where the prompts are more than a forward takes, half of
-    it goes to those that are shorter than the first, and of no lower priority, the shortest
-    first, so that a short one does not wait for many long ones. The first has the other half at
-    least, so that it never starves.
+    The first of the queue (RequestQueues.in_turn) is served first: where it lacks a row or memory,
+    choices of other calls give way to it (RequestQueues.overtaken), and small requests alone are
+    admitted before it. Where the prompts are more than a forward takes, half of it goes to those
+    that are shorter than the first, and of no lower priority, the shortest first, so that a short
+    one does not wait for many long ones. The first has the other half at least, so that it never
+    starves.
     """
 
     def __init__(
@@ -137,10 +107,11 @@ class Admission:
         budget = self.pace.begin(limit) if limit > 0 else sys.maxsize
         split = self.queues.split
         started = [req for req in self.queues.prefilling if req not in split]
-        pool = started + self._next_waiting()
+        waiting = self._next_waiting()
+        pool = started + waiting
         if below is not None:
             budget, pool = min(budget, below - 1), shorter_than(pool, below)
-        plan = PrefillPlan(budget)
+        plan = PrefillPlan(budget, waiting)
         for req in self.queues.live:
             plan.kept.add(req, self._expected_need(req))
         for req in split:
@@ -173,13 +144,15 @@ class Admission:
 
     def _next_waiting(self) -> list[Req]:
         """Those that may be admitted: no more than there are rows for, or look behind the first
-        for small ones."""
-        waiting = self.queues.waiting
-        room = self.policy.max_running_requests - self.queues.num_live
-        if room <= 0 and waiting and (later := self.queues.overtaken(waiting[0])) is not None:
-            self.lifecycle.retract(later)
-            room = 1
-        return list(islice(waiting, max(room, LOOK_BEHIND))) if room > 0 else []
+        for small ones. Where there is no row, those to which others may give way."""
+        queues = self.queues
+        room = self.policy.max_running_requests - queues.num_live
+        if room > 0 or not queues.waiting:
+            return queues.in_turn(max(room, LOOK_BEHIND))
+        first, *others = queues.in_turn(LOOK_BEHIND)
+        if queues.overtaken(first) is None:
+            return []
+        return [first, *filter(queues.is_unserved, others)]
 
     def _start(self, req: Req, plan: PrefillPlan) -> bool:
         """Whether the request has its memory: a waiting one is admitted where it can be."""
@@ -190,37 +163,51 @@ class Admission:
         if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and has grown
             self.lifecycle.finish(req, out_of_memory(req, self.ledger.capacity))
             return False
+        is_ahead = self._is_ahead(req, plan.blocked)
         while not self._opens(req, plan):
-            later = self.queues.overtaken(req) if plan.blocked is None else None
+            later = self._overtaken(req, plan) if is_ahead else None
             if later is None:
-                plan.blocked = plan.blocked or req
+                plan.blocked = req if is_ahead else plan.blocked
                 return False
             self.lifecycle.retract(later)
+            plan.kept.remove(later)
         if self._waits_for_prefix(req, plan.heads):
             self.ledger.release(req)
             return False
         self._reserve(req)
-        self.queues.waiting.remove(req)
-        self.queues.prefilling.append(req)
-        req.state = ReqState.PREFILLING
+        first = plan.first
+        self.queues.start_prefilling(req)
         self._count_hits(req)
         plan.kept.add(req, self._expected_need(req))
-        if self.queues.waiting and self.queues.waiting[0].rank < req.rank:
-            self.queues.waiting[0].num_passed += 1
+        if first is not None and first is not req:
+            first.num_passed += 1
         return True
+
+    def _overtaken(self, req: Req, plan: PrefillPlan) -> Req | None:
+        """The choice that gives way to it; none whose tokens the forward has taken in."""
+        has_row = self.queues.num_live < self.policy.max_running_requests
+        return self.queues.overtaken(req, plan.lengths, for_memory=has_row)
+
+    def _is_ahead(self, req: Req, blocked: Req | None) -> bool:
+        """Whether it need not wait for `blocked`: that one is a further choice of an owner that is
+        served, and it is the first choice of one that is not."""
+        if blocked is None:
+            return True
+        return self.queues.is_unserved(req) and not self.queues.is_unserved(blocked)
 
     def _may_try(self, req: Req, plan: PrefillPlan) -> bool:
         """Not all may pass the first for ever. One that asks for little need not wait for the
         memory that one before it waits for."""
-        if req is not self.queues.waiting[0] and self.queues.waiting[0].num_passed >= MOST_PASSED:
+        first = plan.first
+        if first is not None and req is not first and first.num_passed >= MOST_PASSED:
             return False
-        first = plan.blocked
-        if first is None:
+        blocked = plan.blocked
+        if blocked is None or self._is_ahead(req, blocked):
             return True
         plan.num_tried += 1
-        if plan.num_tried > LOOK_BEHIND or req is first:
+        if plan.num_tried > LOOK_BEHIND or req is blocked:
             return False
-        is_equal = req.sampling.priority == first.sampling.priority
+        is_equal = req.sampling.priority == blocked.sampling.priority
         return is_equal and self._is_small(self._expected_need(req))
 
     def _opens(self, req: Req, plan: PrefillPlan) -> bool:
@@ -229,7 +216,8 @@ class Admission:
             return False
         if not self.ledger.open(req, self._match_limit(req)):
             return False
-        if self._fits(req, plan.kept.before(req)):
+        goes_first = self.queues.is_unserved(req) and not self.queues.are_single
+        if self._fits(req, plan.kept.of_firsts() if goes_first else plan.kept.before(req)):
             return True
         self.ledger.release(req)
         return False
@@ -270,7 +258,7 @@ class Admission:
         the next one."""
         if self.ledger.cache.disable or self._match_limit(req) == 0:
             return False
-        return _head_of(req) in heads
+        return head_of(req) in heads
 
     def _count_hits(self, req: Req) -> None:
         if req.num_retractions:
@@ -295,12 +283,6 @@ def _shorter(pool: list[Req], budget: int) -> list[Req]:
     most, lowest = left[pool[0]], pool[0].sampling.priority
     shorter = [req for req in pool if left[req] < most and req.sampling.priority <= lowest]
     return sorted(shorter, key=lambda req: (req.sampling.priority, left[req]))
-
-
-def _head_of(req: Req) -> Head | None:
-    """None where too little of the prompt is left to be worth sharing."""
-    start, end = req.cached_len, req.cached_len + SHARED_PREFIX
-    return (start, tuple(req.prompt_ids[start:end])) if end <= len(req.prompt_ids) else None
 
 
 def out_of_memory(req: Req, capacity: int) -> FinishReason:

@@ -17,8 +17,9 @@ class RoundMemory:
     """Reserves the bound of a round for every running request.
 
     Under pressure, in this order: the cache is evicted, slots that were reserved ahead are taken
-    back, and requests are retracted: of the highest number of priority, those that arrived last.
-    The first of all always goes on; one that has the whole memory and still needs more is finished.
+    back, and requests are retracted: of the highest number of priority, the last choices of the
+    call that has most memory; where each call has one, those that arrived last. The first of all
+    always goes on; one that has the whole memory and still needs more is finished.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class RoundMemory:
                 self._take_the_rest(req, wanted)
                 return
             if not self._take_back(slots):
-                self.lifecycle.retract(self.queues.newest())
+                self.lifecycle.retract(self.queues.first_to_leave())
                 self.demand.grow()
 
     def _take_the_rest(self, req: Req, wanted: int) -> None:

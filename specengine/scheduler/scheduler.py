@@ -247,10 +247,12 @@ class Scheduler:
 
     def _would_admit(self) -> bool:
         """Whether a waiting request may find a row: a free one, or one that is given up for it."""
-        waiting = self.queues.waiting
-        if not waiting:
+        if not self.queues.waiting:
             return False
-        return bool(self.ledger.rows.num_free) or self.queues.overtaken(waiting[0]) is not None
+        if self.ledger.rows.num_free:
+            return True
+        (first,) = self.queues.in_turn(1)
+        return self.queues.overtaken(first) is not None
 
     def _prefill(self) -> ScheduleBatch | None:
         if not self.queues.waiting and not self.queues.prefilling:

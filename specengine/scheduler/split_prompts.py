@@ -40,7 +40,7 @@ class SplitPrompts:
     def has_short(self, queues: RequestQueues) -> bool:
         """Whether such a prompt is to be taken in."""
         started = (req for req in queues.prefilling if req not in queues.split)
-        first = islice(queues.waiting, LOOK_BEHIND)
+        first = queues.in_turn(LOOK_BEHIND)
         return bool(shorter_than(chain(started, first), self.min_tokens))
 
     @property

@@ -4,6 +4,7 @@ KV slot remembers the prefix it was written for, so that a forward can tell a wr
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -100,8 +101,10 @@ class FakeEngine:
         self.random = random.Random(self.seed)
         self.kv = [0] * (self.setup.num_slots + self.setup.page_size)
 
-    def add(self, rid: str, prompt: list[int], sampling: SamplingParams, eos: int = 0) -> Req:
-        req = Req(rid, prompt, sampling, frozenset({eos}))
+    def add(
+        self, rid: str, prompt: list[int], sampling: SamplingParams, eos: int = 0, owner: str = ""
+    ) -> Req:
+        req = Req(rid, prompt, sampling, frozenset({eos}), owner=owner)
         self.scheduler.add(req)
         return req
 
@@ -115,6 +118,8 @@ class FakeEngine:
         self.steps += 1
         batch = self.scheduler.schedule()
         self.scheduler.check_invariant()
+        queues = self.scheduler.queues
+        assert queues.served == Counter(req.owner for req in queues.live)
         if batch is not None:
             if batch.forward_mode.is_prefill():
                 self.scheduler.commit_prefill(batch, self.prefill(batch))

@@ -27,7 +27,8 @@ setups = st.builds(
 
 
 class Workload:
-    """Requests with common prefixes that arrive, and are sometimes aborted, while others run."""
+    """Requests with common prefixes, some of one call, that arrive, and are sometimes aborted,
+    while others run."""
 
     def __init__(self, setup: Setup, seed: int) -> None:
         self.random = random.Random(seed)
@@ -51,7 +52,8 @@ class Workload:
             stop=rnd.choice([(), (), ("bc", "q"), ("zzz",)]),
             stop_token_ids=rnd.choice([(), (7,)]),
         )
-        self.reqs.append(self.engine.add(f"r{len(self.reqs)}", prompt, sampling))
+        rid, owner = f"r{len(self.reqs)}", rnd.choice(["", "many", "some"])
+        self.reqs.append(self.engine.add(rid, prompt, sampling, owner=owner))
 
     def run(self, count: int, abort_rate: float) -> None:
         while len(self.reqs) < count or self.engine.scheduler.has_work:
