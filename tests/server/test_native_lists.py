@@ -112,6 +112,14 @@ def test_events_of_a_list_carry_their_place(site: Any, engine: Any) -> None:
     assert counts == [2, 2, 9, 9]
 
 
+def test_each_prompt_tells_how_long_it_took_itself(site: Any, engine: Any) -> None:
+    engine.delay = 0.02  # seconds before each chunk, of which the second prompt has more
+    params = [{"max_new_tokens": 1}, {"max_new_tokens": 12}]
+    first, second = ask(site, text=["a", "b"], sampling_params=params)
+    times = [one["meta_info"]["e2e_latency"] for one in (first, second)]
+    assert times[1] - times[0] > 0.02
+
+
 def test_choices_of_a_prompt_stand_beside_each_other(site: Any, engine: Any) -> None:
     answers = ask(site, text=["ab", "c"], sampling_params={"n": 2})
     assert [one["text"] for one in answers] == [TEXT, TEXT + "!"] * 2
@@ -160,6 +168,9 @@ TWO = {"text": ["ab", "c"]}
         (TWO | {"sampling_params": [{}, {"n": 2}]}, "sampling_params[1].n", "the same n"),
         (TWO | {"rid": ["a", "a"]}, "rid", "the same"),
         (TWO | {"rid": ["a", 3]}, "rid", "must be a text"),
+        ({"text": "", "sampling_params": []}, "sampling_params", "there is one prompt"),
+        ({"text": "", "return_logprob": []}, "return_logprob", "there is one prompt"),
+        ({"text": [], "rid": []}, "text", "list of texts"),
         (TWO | {"return_logprob": [True, 1]}, "return_logprob", "must be true or false"),
         (TWO | {"logprob_start_len": [0, -2]}, "logprob_start_len", "at least -1"),
         (TWO | {"top_logprobs_num": [0, 21]}, "top_logprobs_num", "0..20"),

@@ -50,10 +50,13 @@ class NativeAnswer:
         self._started = time.monotonic()
 
     async def whole(self) -> Any:
+        ended: dict[int, float] = {}
         async with closing(self._run.outputs(stream=False)) as outputs:
-            async for _, output in outputs:
+            async for choice, output in outputs:
                 _check(output)
-        told = await encoded(self._told(*one) for one in sorted(self._run.finished.items()))
+                ended[choice] = time.monotonic()
+        finished = sorted(self._run.finished.items())
+        told = await encoded(self._told(*one, ended[one[0]]) for one in finished)
         return told if self._body.is_list else told[0]
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -61,20 +64,20 @@ class NativeAnswer:
             async for choice, output in outputs:
                 _check(output)
                 place = {"index": choice} if self._body.is_list else {}
-                yield event(self._told(choice, output) | place)
+                yield event(self._told(choice, output, time.monotonic()) | place)
 
-    def _told(self, choice: int, output: RequestOutput) -> Json:
+    def _told(self, choice: int, output: RequestOutput, now: float) -> Json:
         number = choice // self._run.job.n
         told = {
             "text": output.text,
             "output_ids": output.token_ids,
-            "meta_info": self._meta_info(number, output),
+            "meta_info": self._meta_info(number, output, now),
         }
         if self._body.return_prompt_token_ids:
             told["prompt_token_ids"] = self._run.job.prompts[number].ids
         return told
 
-    def _meta_info(self, number: int, output: RequestOutput) -> Json:
+    def _meta_info(self, number: int, output: RequestOutput, now: float) -> Json:
         job = self._run.job
         meta: Json = {
             "id": self._body.name_of(number, job.id),
@@ -82,7 +85,7 @@ class NativeAnswer:
             "prompt_tokens": output.num_prompt_tokens,
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.num_cached_tokens,
-            "e2e_latency": time.monotonic() - self._started,
+            "e2e_latency": now - self._started,
         }
         if output.finish_reason is not None:  # before, nothing is known of the rounds
             meta |= _speculative(output.spec)
