@@ -44,6 +44,16 @@ def test_each_prompt_has_parameters_of_its_own_in_order(
     assert first.priority == second.priority == 3
 
 
+def test_more_grammars_than_can_wait_are_refused(site: Any, engine: Any) -> None:
+    fields = {"text": ["a"] * 65, "sampling_params": [{"regex": f"a{{{n}}}"} for n in range(65)]}
+    error = site.refusal(PATH, 400, **fields)
+    assert (error["param"], error["code"]) == ("sampling_params", "limit_exceeded")
+    assert "at most 64 are taken at once (--max-queued-grammars); send" in error["message"]
+    assert engine.samplings == []
+    fields["sampling_params"][-1] = fields["sampling_params"][0]
+    assert len(ask(site, **fields)) == 65
+
+
 def test_one_object_of_parameters_holds_for_all_prompts(site: Any, engine: Any) -> None:
     answers = ask(site, text=["a", "b", "c"], sampling_params={"max_new_tokens": 2})
     assert [one["meta_info"]["completion_tokens"] for one in answers] == [2, 2, 2]

@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from specengine.core.limits import LimitConfig
 from specengine.core.request import TokenLogprob
+from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
@@ -18,6 +20,7 @@ from specengine.server.job import Job, JobPrompt, check_context, checked, make_j
 from specengine.server.json_bytes import Json, encoded
 from specengine.server.logprobs import LOWEST, name_of
 from specengine.server.native.fields import NativeRequest
+from specengine.server.native.sampling import PARAMS
 from specengine.server.service import ServedEngine
 from specengine.server.streaming import closing, event
 
@@ -28,6 +31,7 @@ Entry = tuple[float | None, int, str | None]
 async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> Job:
     """Raises ApiError or RequestError where the request cannot be served."""
     samplings = body.to_samplings()
+    _check_grammars(samplings, engine.config.limits)
     prompts = await asyncio.to_thread(encode_prompts, engine, body.prompts, body.param)
     check_context(engine, prompts, body.param)
     if any((start or 0) >= len(ids) for start, ids in zip(body.starts, prompts, strict=True)):
@@ -36,6 +40,18 @@ async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> J
     labels = [one or label for one in body.labels]
     parts = zip(prompts, samplings, labels, body.prompt_only, strict=True)
     return make_job(engine, [JobPrompt(*part) for part in parts])
+
+
+def _check_grammars(samplings: Sequence[SamplingParams], limits: LimitConfig) -> None:
+    """ApiError for more than can wait to be compiled, however often they are sent."""
+    num, most = len({one.grammar for one in samplings} - {None}), limits.max_queued_grammars
+    if num > most:
+        flag = limits.options()["max_queued_grammars"].flag
+        message = (
+            f"{PARAMS}: {num} different grammars; at most {most} are taken at once ({flag}); send "
+            "the others in another request"
+        )
+        raise ApiError(400, message, PARAMS, "limit_exceeded")
 
 
 class NativeAnswer:
