@@ -25,9 +25,7 @@ class LimitConfig(Section):
     max_stop_bytes: int = option(1024, "bytes of one stop string")
     max_stop_token_ids: int = option(1024, "stop_token_ids")
     max_logit_bias: int = option(1024, "tokens in logit_bias")
-    max_grammar_bytes: int = option(
-        65_536, "bytes of response_format or structured_outputs, as JSON without spaces"
-    )
+    max_grammar_bytes: int = option(65_536, "bytes of a schema or grammar, as JSON without spaces")
     max_tools_bytes: int = option(262_144, "bytes of tools, as JSON without spaces")
     max_metadata_bytes: int = option(65_536, "bytes of metadata, as JSON without spaces")
     grammar_timeout: float = option(5.0, "seconds that compiling a grammar may take")

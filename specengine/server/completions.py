@@ -29,7 +29,8 @@ def encode_prompts(
     engine: ServedEngine, prompts: list[Prompt], param: str = "prompt"
 ) -> list[list[int]]:
     """Token ids of each. Raises RequestError."""
-    encoded = [encode_text(engine.tokenizer, p) if isinstance(p, str) else p for p in prompts]
+    tokenizer = engine.tokenizer
+    encoded = [encode_text(tokenizer, p, param=param) if isinstance(p, str) else p for p in prompts]
     if not all(encoded):
         raise RequestError(f"{param} is empty; give at least one token", param)
     return encoded

@@ -200,6 +200,53 @@ def test_others_wait_in_a_bounded_queue_and_the_loop_goes_on(make_pool: Make) ->
     assert isinstance(results[3], QueueFullError)
 
 
+def test_prompts_with_the_same_grammar_wait_for_one_trial(make_pool: Make, world: World) -> None:
+    """As many as like, whatever the queue holds; one that leaves takes nothing from the others."""
+    pool = make_pool(grammar_workers=1, max_queued_grammars=1, grammar_timeout=60)
+
+    async def crowd() -> tuple[bool, list[LlguidanceState]]:
+        await start(pool, GrammarSpec.regex("z"))
+        os.kill(process_of(pool), signal.SIGSTOP)
+        tasks = [
+            asyncio.create_task(start(pool, GrammarSpec.regex(x, f"{x}{number}")))
+            for number in range(4)
+            for x in "ab"
+        ]
+        await asyncio.sleep(0.05)
+        tasks[0].cancel()
+        await asyncio.sleep(0.05)
+        waits = not any(task.done() for task in tasks[1:])
+        os.kill(process_of(pool), signal.SIGCONT)
+        return waits, await asyncio.gather(*tasks[1:])
+
+    waits, states = asyncio.run(crowd())
+    assert waits
+    a, b = world.token("a"), world.token("b")
+    assert [mask_of(one) for one in states] == [{b}, {a}, {b}, {a}, {b}, {a}, {b}]
+    assert all(one.accept(a) for one in states[1::2])
+    assert not pool._open
+
+
+def test_prompts_with_the_same_bad_grammar_are_told_of_their_own_fields(make_pool: Make) -> None:
+    pool = make_pool()
+    jobs = [pool.submit(GrammarSpec.regex("((", f"params[{number}]")) for number in range(3)]
+    for number, job in enumerate(jobs):
+        with pytest.raises(RequestError, match=rf"params\[{number}\] does not compile") as caught:
+            job.future.result(60)
+        assert caught.value.param == f"params[{number}]"
+
+
+def test_trial_that_was_killed_takes_nothing_from_the_next(make_pool: Make) -> None:
+    trial = make_pool(grammar_workers=1)._trials[0]
+    spec = GrammarSpec.regex("a")
+    assert trial.attempt(spec)[0] is None
+    trial.kill()
+    with pytest.raises(RequestError, match="nobody waits for it"):
+        trial.attempt(spec)
+    trial.settle()
+    assert trial.attempt(spec)[0] is None
+
+
 def test_trial_gets_less_of_a_core_than_the_engine(make_pool: Make) -> None:
     pool = make_pool(grammar_workers=1)
     asyncio.run(start(pool, GrammarSpec.regex("a")))

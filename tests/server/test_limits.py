@@ -175,7 +175,7 @@ def test_long_text_is_refused_before_it_is_tokenized(
 ) -> None:
     tokenized: list[str] = []
 
-    def encode(tokenizer: Any, given: str, *rest: Any) -> list[int]:
+    def encode(tokenizer: Any, given: str, *rest: Any, **named: Any) -> list[int]:
         tokenized.append(given)
         return [1]
 

@@ -44,6 +44,16 @@ def test_each_prompt_has_parameters_of_its_own_in_order(
     assert first.priority == second.priority == 3
 
 
+def test_more_grammars_than_can_wait_are_refused(site: Any, engine: Any) -> None:
+    fields = {"text": ["a"] * 65, "sampling_params": [{"regex": f"a{{{n}}}"} for n in range(65)]}
+    error = site.refusal(PATH, 400, **fields)
+    assert (error["param"], error["code"]) == ("sampling_params", "limit_exceeded")
+    assert "at most 64 are taken at once (--max-queued-grammars); send" in error["message"]
+    assert engine.samplings == []
+    fields["sampling_params"][-1] = fields["sampling_params"][0]
+    assert len(ask(site, **fields)) == 65
+
+
 def test_one_object_of_parameters_holds_for_all_prompts(site: Any, engine: Any) -> None:
     answers = ask(site, text=["a", "b", "c"], sampling_params={"max_new_tokens": 2})
     assert [one["meta_info"]["completion_tokens"] for one in answers] == [2, 2, 2]
@@ -112,6 +122,14 @@ def test_events_of_a_list_carry_their_place(site: Any, engine: Any) -> None:
     assert counts == [2, 2, 9, 9]
 
 
+def test_each_prompt_tells_how_long_it_took_itself(site: Any, engine: Any) -> None:
+    engine.delay = 0.02  # seconds before each chunk, of which the second prompt has more
+    params = [{"max_new_tokens": 1}, {"max_new_tokens": 12}]
+    first, second = ask(site, text=["a", "b"], sampling_params=params)
+    times = [one["meta_info"]["e2e_latency"] for one in (first, second)]
+    assert times[1] - times[0] > 0.02
+
+
 def test_choices_of_a_prompt_stand_beside_each_other(site: Any, engine: Any) -> None:
     answers = ask(site, text=["ab", "c"], sampling_params={"n": 2})
     assert [one["text"] for one in answers] == [TEXT, TEXT + "!"] * 2
@@ -160,6 +178,9 @@ TWO = {"text": ["ab", "c"]}
         (TWO | {"sampling_params": [{}, {"n": 2}]}, "sampling_params[1].n", "the same n"),
         (TWO | {"rid": ["a", "a"]}, "rid", "the same"),
         (TWO | {"rid": ["a", 3]}, "rid", "must be a text"),
+        ({"text": "", "sampling_params": []}, "sampling_params", "there is one prompt"),
+        ({"text": "", "return_logprob": []}, "return_logprob", "there is one prompt"),
+        ({"text": [], "rid": []}, "text", "list of texts"),
         (TWO | {"return_logprob": [True, 1]}, "return_logprob", "must be true or false"),
         (TWO | {"logprob_start_len": [0, -2]}, "logprob_start_len", "at least -1"),
         (TWO | {"top_logprobs_num": [0, 21]}, "top_logprobs_num", "0..20"),

@@ -140,6 +140,8 @@ def test_bodies_that_are_no_json_object(site: Any, content: bytes) -> None:
             rb'{"model": "fake", "messages": [{"role": "user", "content": "\ud800"}]}',
             "messages",
         ),
+        ("/generate", rb'{"text": ["x", "\ud800"]}', "text"),
+        ("/generate", rb'{"text": ["x", "y"], "rid": ["a", "\ud800"]}', "rid"),
         (TEXT, b'{"model": "fake", "prompt": "x", "temperature": NaN}', "temperature"),
         (TEXT, b'{"model": "fake", "prompt": "x", "seed": 1e999}', "seed"),
         (TEXT, b"[" * 100_000, None),

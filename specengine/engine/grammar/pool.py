@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 
 from specengine.core.errors import QueueFullError, RequestError
@@ -22,8 +22,9 @@ from specengine.engine.grammar.state import LlguidanceState
 
 class GrammarPool:
     """A grammar that is new is tried in a process of its own, which ends when it takes too long or
-    its caller goes away. What has passed there is compiled here, in one of as many threads: it is
-    known to end, and llguidance lets other threads run meanwhile."""
+    nobody waits for it any more. What has passed there is compiled here, in one of as many threads:
+    it is known to end, and llguidance lets other threads run meanwhile. Prompts that ask for the
+    same grammar wait for one trial."""
 
     def __init__(self, compiler: GrammarCompiler, limits: LimitConfig) -> None:
         self._compiler = compiler
@@ -34,25 +35,28 @@ class GrammarPool:
         self._idle: SimpleQueue[TrialProcess] = SimpleQueue()
         for trial in self._trials:
             self._idle.put(trial)
-        self._lock = threading.Lock()
-        self._num_open = 0
+        self._lock = threading.Lock()  # of what follows, and of compilations
+        self._open: dict[GrammarSpec, Compilation] = {}
 
     def submit(self, spec: GrammarSpec) -> GrammarJob:
         """Begin to compile a grammar. Safe to call from any thread.
 
         Raises RequestError where no grammar can be served, and QueueFullError where too many wait.
         """
-        job = GrammarJob(spec)
+        job = GrammarJob(spec, self._leave)
         if (compiled := self._compiler.compiled(spec)) is not None:
             job.future.set_result(compiled)
             return job
         self._compiler.check(spec)
         with self._lock:
-            if self._num_open >= self._limits.grammar_workers + self._limits.max_queued_grammars:
-                raise QueueFullError("too many grammars wait to be compiled; retry later")
-            self._num_open += 1
-        job.future.add_done_callback(self._count_done)
-        self._threads.submit(self._run, job)
+            shared = self._open.get(spec)
+            if shared is None:
+                most = self._limits.grammar_workers + self._limits.max_queued_grammars
+                if len(self._open) >= most:
+                    raise QueueFullError("too many grammars wait to be compiled; retry later")
+                shared = self._open[spec] = Compilation(spec)
+                self._threads.submit(self._run, shared)
+            shared.jobs.append(job)
         return job
 
     def close(self) -> None:
@@ -63,61 +67,80 @@ class GrammarPool:
         for trial in self._trials:
             trial.reap()
 
-    def _count_done(self, _: object) -> None:
+    def _leave(self, job: GrammarJob) -> None:
+        """A job has been cancelled: its compilation ends with the last."""
         with self._lock:
-            self._num_open -= 1
+            shared = self._open.get(job.spec)
+            if shared is None or job not in shared.jobs:
+                return
+            shared.jobs.remove(job)
+            if shared.jobs:
+                return
+            del self._open[job.spec]
+            if shared.trial is not None:
+                shared.trial.kill()
 
-    def _run(self, job: GrammarJob) -> None:
-        if not job.future.set_running_or_notify_cancel():
-            return
+    def _run(self, shared: Compilation) -> None:
+        state, reason, failure = None, None, None
         try:
-            job.future.set_result(self._compile(job))
+            with self._trial_of(shared) as trial:
+                if trial is None:
+                    return
+                reason, num_bytes = trial.attempt(shared.spec)
+            if reason is None:
+                state = self._compiler.start(shared.spec, num_bytes)
         except Exception as error:
-            job.future.set_exception(error)
+            failure = error
+        with self._lock:
+            jobs = shared.jobs
+            if jobs:
+                del self._open[shared.spec]
+        for job in jobs:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            if state is not None:
+                job.future.set_result(state.fork())
+            else:
+                job.future.set_exception(failure or refusal(job.spec, reason or ""))
 
-    def _compile(self, job: GrammarJob) -> LlguidanceState:
+    @contextmanager
+    def _trial_of(self, shared: Compilation) -> Iterator[TrialProcess | None]:
+        """An idle process, which may be killed within; None where nobody waits."""
         trial = self._idle.get()
         try:
-            with job.killing(trial):
-                reason, num_bytes = trial.attempt(job.spec)
+            with self._lock:
+                shared.trial = trial if shared.jobs else None
+            yield shared.trial
         finally:
+            with self._lock:
+                shared.trial = None
+            trial.settle()
             self._idle.put(trial)
-        if reason is not None:
-            raise refusal(job.spec, reason)
-        return self._compiler.start(job.spec, num_bytes)
+
+
+@dataclass(eq=False)
+class Compilation:
+    """A grammar that waits or is being compiled. trial: while it runs. Once its last job has left,
+    it is no longer open, and nothing comes of it."""
+
+    spec: GrammarSpec
+    jobs: list[GrammarJob] = field(default_factory=list)
+    trial: TrialProcess | None = None
 
 
 class GrammarJob:
-    """A grammar that is being compiled. future: a state at its beginning, or RequestError where it
+    """A grammar that somebody waits for. future: a state at its beginning, or RequestError where it
     does not compile within the limits. It may be cancelled from any thread at any time."""
 
-    def __init__(self, spec: GrammarSpec) -> None:
+    def __init__(self, spec: GrammarSpec, leave: Callable[[GrammarJob], None]) -> None:
         self.spec = spec
         self.future: Future[LlguidanceState] = Future()
-        self._lock = threading.Lock()
-        self._trial: TrialProcess | None = None
-        self._is_cancelled = False
-
-    @contextmanager
-    def killing(self, trial: TrialProcess) -> Iterator[None]:
-        """Within it, `cancel` kills this trial."""
-        with self._lock:
-            if self._is_cancelled:
-                raise RequestError("the client has gone")
-            self._trial = trial
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._trial = None
+        self._leave = leave
 
     def cancel(self) -> None:
-        """Kill its trial."""
-        self.future.cancel()  # where it has not begun
-        with self._lock:
-            self._is_cancelled = True
-            if self._trial is not None:
-                self._trial.kill()
+        """The last of those that wait for a grammar kills its trial."""
+        self.future.cancel()
+        self._leave(self)
 
 
 class TrialProcess:
@@ -128,9 +151,13 @@ class TrialProcess:
         self._seconds = seconds
         self._process: subprocess.Popen[str] | None = None
         self._is_closed = False
+        self._is_killed = False  # what runs, or is about to
 
     def attempt(self, spec: GrammarSpec) -> tuple[str | None, int]:
-        """Why the grammar does not pass, None where it does, and the bytes that it holds."""
+        """Why the grammar does not pass, None where it does, and the bytes that it holds. Raises
+        RequestError where it was killed before it began."""
+        if self._is_killed:
+            raise RequestError(f"{spec.param} was not compiled: nobody waits for it any more")
         is_running = self._process is not None and self._process.poll() is None
         process = self._process if self._process is not None and is_running else self._start()
         assert process.stdin is not None
@@ -150,9 +177,18 @@ class TrialProcess:
         return f"it takes more than {self._seconds:g} s, or too much memory; simplify it", 0
 
     def kill(self) -> None:
+        """End the attempt that runs, or that is about to."""
+        self._is_killed = True
         process = self._process
         if process is not None:
             process.kill()
+
+    def settle(self) -> None:
+        """Between two attempts. A process that was killed may look alive for a moment, and the next
+        grammar must not meet it."""
+        if self._is_killed:
+            self.reap()
+            self._is_killed = False
 
     def close(self) -> None:
         """Whatever runs ends, and nothing starts any more."""

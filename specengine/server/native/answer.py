@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from specengine.core.limits import LimitConfig
 from specengine.core.request import TokenLogprob
+from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
@@ -18,6 +20,7 @@ from specengine.server.job import Job, JobPrompt, check_context, checked, make_j
 from specengine.server.json_bytes import Json, encoded
 from specengine.server.logprobs import LOWEST, name_of
 from specengine.server.native.fields import NativeRequest
+from specengine.server.native.sampling import PARAMS
 from specengine.server.service import ServedEngine
 from specengine.server.streaming import closing, event
 
@@ -28,6 +31,7 @@ Entry = tuple[float | None, int, str | None]
 async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> Job:
     """Raises ApiError or RequestError where the request cannot be served."""
     samplings = body.to_samplings()
+    _check_grammars(samplings, engine.config.limits)
     prompts = await asyncio.to_thread(encode_prompts, engine, body.prompts, body.param)
     check_context(engine, prompts, body.param)
     if any((start or 0) >= len(ids) for start, ids in zip(body.starts, prompts, strict=True)):
@@ -36,6 +40,18 @@ async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> J
     labels = [one or label for one in body.labels]
     parts = zip(prompts, samplings, labels, body.prompt_only, strict=True)
     return make_job(engine, [JobPrompt(*part) for part in parts])
+
+
+def _check_grammars(samplings: Sequence[SamplingParams], limits: LimitConfig) -> None:
+    """ApiError for more than can wait to be compiled, however often they are sent."""
+    num, most = len({one.grammar for one in samplings} - {None}), limits.max_queued_grammars
+    if num > most:
+        flag = limits.options()["max_queued_grammars"].flag
+        message = (
+            f"{PARAMS}: {num} different grammars; at most {most} are taken at once ({flag}); send "
+            "the others in another request"
+        )
+        raise ApiError(400, message, PARAMS, "limit_exceeded")
 
 
 class NativeAnswer:
@@ -50,10 +66,13 @@ class NativeAnswer:
         self._started = time.monotonic()
 
     async def whole(self) -> Any:
+        ended: dict[int, float] = {}
         async with closing(self._run.outputs(stream=False)) as outputs:
-            async for _, output in outputs:
+            async for choice, output in outputs:
                 _check(output)
-        told = await encoded(self._told(*one) for one in sorted(self._run.finished.items()))
+                ended[choice] = time.monotonic()
+        finished = sorted(self._run.finished.items())
+        told = await encoded(self._told(*one, ended[one[0]]) for one in finished)
         return told if self._body.is_list else told[0]
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -61,20 +80,20 @@ class NativeAnswer:
             async for choice, output in outputs:
                 _check(output)
                 place = {"index": choice} if self._body.is_list else {}
-                yield event(self._told(choice, output) | place)
+                yield event(self._told(choice, output, time.monotonic()) | place)
 
-    def _told(self, choice: int, output: RequestOutput) -> Json:
+    def _told(self, choice: int, output: RequestOutput, now: float) -> Json:
         number = choice // self._run.job.n
         told = {
             "text": output.text,
             "output_ids": output.token_ids,
-            "meta_info": self._meta_info(number, output),
+            "meta_info": self._meta_info(number, output, now),
         }
         if self._body.return_prompt_token_ids:
             told["prompt_token_ids"] = self._run.job.prompts[number].ids
         return told
 
-    def _meta_info(self, number: int, output: RequestOutput) -> Json:
+    def _meta_info(self, number: int, output: RequestOutput, now: float) -> Json:
         job = self._run.job
         meta: Json = {
             "id": self._body.name_of(number, job.id),
@@ -82,7 +101,7 @@ class NativeAnswer:
             "prompt_tokens": output.num_prompt_tokens,
             "completion_tokens": len(output.token_ids),
             "cached_tokens": output.num_cached_tokens,
-            "e2e_latency": time.monotonic() - self._started,
+            "e2e_latency": now - self._started,
         }
         if output.finish_reason is not None:  # before, nothing is known of the rounds
             meta |= _speculative(output.spec)

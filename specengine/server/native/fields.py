@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
+from specengine.engine.tokens import is_text
 from specengine.server.fields import Speculative, are_tokens
 from specengine.server.native.sampling import PARAMS, NativeSampling, as_samplings
 from specengine.server.strict import Strict
@@ -49,7 +50,7 @@ def _each(fits: Callable[[Any], bool], what: str) -> BeforeValidator:
 
 
 def _is_rid(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_RID
+    return isinstance(value, str) and len(value) <= MAX_RID and is_text(value)
 
 
 def _is_flag(value: Any) -> bool:
@@ -119,7 +120,7 @@ class NativeRequest(Strict):
         if not isinstance(data, dict):
             return data
         prompts: Any = data.get("input_ids" if data.get("text") is None else "text")
-        for name in PER_PROMPT if prompts else ():
+        for name in PER_PROMPT if prompts or prompts == "" else ():
             value = data.get(name)
             if isinstance(value, list) and not _is_list(prompts):
                 raise RequestError(f"{name} is a list, and there is one prompt; give one", name)

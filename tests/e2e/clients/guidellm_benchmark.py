@@ -24,7 +24,7 @@ subprocess.run(
 )
 report = json.loads(Path("out.json").read_text())
 (benchmark,) = report["benchmarks"]
-totals = benchmark["metrics"]["request_totals"]
-assert totals["successful"] >= 8, totals
-assert not totals["errored"], totals
+# Its metrics leave out a request that ends after the one which was counted last.
+totals = benchmark["scheduler_metrics"]["requests_made"]
+assert totals["successful"] == totals["total"] == 8, totals
 passed("8 requests, 2 at once")

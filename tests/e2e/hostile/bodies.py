@@ -142,6 +142,8 @@ LARGE_LISTS: dict[str, dict[str, Any]] = {
     },
     "a million parameters": {"text": ["x"] * 128, "sampling_params": [{}] * 1_000_000},
     "a million names": {"text": ["x"] * 128, "rid": ["a"] * 1_000_000},
+    "half a surrogate as a name": {"text": ["x", "y"], "rid": ["a", "\ud800"]},
+    "no text and a list of parameters": {"text": "", "sampling_params": []},
     "lists in lists": {"text": ["x"], "sampling_params": [[[{}]]], "return_logprob": [[True]]},
 }
 RAW_BODIES: dict[str, bytes] = {
