@@ -339,7 +339,7 @@ def test_kernels_decide_as_the_references_do(
     wanted = FEATURES["all"][0], GREEDY, subject.ends[3], FEATURES["grammars"][3]
     modules = [accept_block, accept_sibling, accept_target_only, accept_relaxed]
     modules += ON_TREES if subject.is_tree else ON_CHAINS
-    some = shortened(wanted, 4), subject.prompts[:4], modules, monkeypatch
+    some = shortened(wanted, 3), subject.prompts[:4], modules, monkeypatch
     check_in_interpreter(host, llm, *some)
     assert not fallbacks(rounds)
 
