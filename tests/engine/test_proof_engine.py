@@ -111,7 +111,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
             "MTP, a layer a step: sampled chain", State(RETRACTED, 16), marks=pytest.mark.slow
         ),
         ("sampled tree", State(PREFIX_HIT)),
-        ("NGRAM tree, any depth", State(RETRACTED)),
+        pytest.param("NGRAM tree, any depth", State(RETRACTED), marks=pytest.mark.slow),
         pytest.param("SUFFIX tree, any depth", State(PREFIX_HIT), marks=pytest.mark.slow),
         pytest.param("STANDALONE chain, any depth", State(CHUNKED, 16), marks=pytest.mark.slow),
         ("EAGLE3 chain, any depth", State(PREFIX_HIT)),
