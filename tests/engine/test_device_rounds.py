@@ -133,13 +133,15 @@ def test_device_rounds_emit_and_accept_what_host_rounds_do(
     (folder, spec), params = spec_of(kind), PARAMS[asked]
     llm, rounds = make_on_device(where, folder, spec)
     host = make(folder, spec, disable_cuda_graph=True)
+    # Of penalties the device counts a round's drafts, and text is padded.
+    counts = asked not in ("edited", "logprobs") and kind not in ("NGRAM", "SUFFIX", *TREES)
     for most in (NEW_TOKENS, NEW_TOKENS if is_long else 12):
         params = [replace(one, max_tokens=most) for one in params]
-        found, expected = llm.generate(PROMPTS, params), host.generate(PROMPTS, params)
+        found = llm.generate(PROMPTS, params)
         assert_plain(found, folder, PROMPTS, params)
         llm.engine.scheduler.check_invariant()
-        # Of penalties the device counts a round's drafts, and text is padded.
-        if asked not in ("edited", "logprobs") and kind not in ("NGRAM", "SUFFIX", *TREES):
+        if counts:
+            expected = host.generate(PROMPTS, params)
             for mine, its in zip(found, expected, strict=True):
                 assert mine.spec.histogram == its.spec.histogram
     assert not fallbacks(rounds)

@@ -22,7 +22,7 @@ from tests.support.device_rounds import make_on_device, run_on_device
 from tests.support.rounds import ON_CPU, WHERE, make, summary
 
 PROMPTS = ["The quick brown fox", "x", '{"a": [1, 22]} {"a": [1, 22]} ', "0123456789" * 4]
-FREE = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+FREE = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "array", "items": {"enum": [1, 22, 333]}, "maxItems": 4}},
@@ -118,7 +118,7 @@ def test_grammar_rounds_emit_what_host_rounds_do(
         assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 20
 
 
-LETTERS, DIGITS = GrammarSpec.regex("[a-z ]{9,30}"), GrammarSpec.regex("[0-5]{25,30}")
+LETTERS, DIGITS = GrammarSpec.regex("[a-z ]{9,20}"), GrammarSpec.regex("[0-5]{16,20}")
 # The grammars end requests: near other ends, rounds on the device draft more.
 ENDED = [
     replace(SAMPLED, grammar=LETTERS, **COUNTED),
@@ -184,12 +184,13 @@ def test_rounds_follow_at_once_beside_a_grammar(
     """The next round is launched before the last is read, with its masks to come."""
     llm = make(target, specs[name])
     rounds = run_on_device(llm)
-    regex = replace(FREE, grammar=GrammarSpec.regex("[a-z]{60}"))
-    tokens(llm, [FREE, FREE, regex])  # captures
+    long = replace(FREE, max_tokens=24)
+    regex = replace(long, grammar=GrammarSpec.regex("[a-z]{60}"))
+    tokens(llm, [long, long, regex])  # captures
     calls = Calls(llm, rounds, monkeypatch)
-    tokens(llm, [FREE, FREE, FREE])
+    tokens(llm, [long, long, long])
     free = calls.names.copy()
-    tokens(llm, [FREE, FREE, regex])
+    tokens(llm, [long, long, regex])
     constrained = calls.names[len(free) :]
     round_ = ["follow", "collect", "commit_round"]
     assert free[:7] == ["launch", *round_, *round_]

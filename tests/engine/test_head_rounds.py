@@ -42,7 +42,7 @@ def tree_rows(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count_rows(head_topk_cuda, "head_topk", monkeypatch)
 
 
-SHORT = replace(GREEDY, max_tokens=12)
+SHORT = replace(GREEDY, max_tokens=8)
 GIVEN: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 2048, "device": "cpu"}
 
 

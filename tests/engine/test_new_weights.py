@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -98,6 +98,31 @@ def test_updated_engine_in_pieces_answers_as_a_new_one(other: Path) -> None:
     llm.update_weights(str(other))
     assert answers(llm) == answers(LLM(str(other), **FLAGS)) != before
     assert llm.engine.stats().num_eager_forwards == 0
+
+
+def test_pieces_are_traced_again_only_where_a_weight_of_the_trace_is_gone(
+    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed weights have another form behind numbers that are no bfloat16, and are not traced."""
+    first = noisy(small_models["llama"], tmp_path / "first", lambda _, t: t.bfloat16().to(t))
+    second = noisy(first, tmp_path / "second", shaken)
+    sizes: dict[str, Any] = {"piecewise_cuda_graph_tokens": (8, 64)}
+    llm = LLM(str(first), **FLAGS, cuda_graph_mode="piecewise", **sizes)
+    runner = llm.engine.parts.worker.runner
+    pieces, before, model = runner.pieces, answers(llm), cast(Any, runner.model)
+    assert pieces is not None
+    traced = pieces.graph
+    llm.update_weights(str(second))
+    assert answers(llm) == answers(LLM(str(second), **FLAGS)) != before
+    assert pieces.graph is traced
+    assert llm.engine.stats().num_eager_forwards == 0
+    norm, built = model.model.norm, list[str]()
+    monkeypatch.setattr(pieces, "_build", lambda: built.append("again"))
+    pieces.refresh()
+    assert not built
+    norm.weight = torch.nn.Parameter(norm.weight * 1.0, requires_grad=False)
+    pieces.refresh()
+    assert built
 
 
 def test_weights_of_before_give_the_answers_of_before(other: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
             "MTP, a layer a step: sampled chain", State(RETRACTED, 16), marks=pytest.mark.slow
         ),
         ("sampled tree", State(PREFIX_HIT)),
-        ("NGRAM tree, any depth", State(RETRACTED)),
+        pytest.param("NGRAM tree, any depth", State(RETRACTED), marks=pytest.mark.slow),
         pytest.param("SUFFIX tree, any depth", State(PREFIX_HIT), marks=pytest.mark.slow),
         pytest.param("STANDALONE chain, any depth", State(CHUNKED, 16), marks=pytest.mark.slow),
         ("EAGLE3 chain, any depth", State(PREFIX_HIT)),
@@ -197,7 +197,10 @@ def spoil(monkeypatch: pytest.MonkeyPatch, mistake: Spoil) -> None:
 
 @pytest.mark.parametrize(
     ("name", "mistake"),
-    [("EAGLE3 sampled chain", next_node), ("EAGLE3 sampled tree", neighbouring_parent)],
+    [  # next_node is caught among test_spoilt_drafts_are_caught, too
+        pytest.param("EAGLE3 sampled chain", next_node, marks=pytest.mark.slow),
+        ("EAGLE3 sampled tree", neighbouring_parent),
+    ],
 )
 def test_thousands_of_drafts_show_whose_weights_they_report(
     name: str,

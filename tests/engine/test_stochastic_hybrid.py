@@ -146,7 +146,7 @@ def test_seed_has_hosts_text_with_drafts_of_either_source_or_both(
 ) -> None:
     """Deeper than the model drafts, and shorter."""
     spec = spec_of(folders[name][1], rule, shape, min_match=2)
-    given = spec, monkeypatch, overlaps, 190 if is_long else 170
+    given = spec, monkeypatch, overlaps, 190 if is_long else 156
     host, llm, rounds, sources = pair_of(folders, name, *given)
     prompts = prompts_of(torn, folders, name)
     check(host, llm, ENDS, prompts)

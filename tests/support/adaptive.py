@@ -6,7 +6,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from functools import cache
+from itertools import accumulate, pairwise, product
+from math import prod
 from typing import Any, TypeVar
 
 from specengine.core.spec_stats import DraftShape
@@ -125,12 +127,20 @@ class World:
         return cost if self.host is None else max(cost, self.host(batch_size, depth))
 
     def _accept(self, levels: int) -> int:
-        fails = (place for place in range(levels) if self.random.random() >= self.chances[place])
-        return next(fails, levels)
+        draw, chances = self.random.random, self.chances
+        for place in range(levels):
+            if draw() >= chances[place]:
+                return place
+        return levels
 
 
 def tree_of(chances: Sequence[float], shape: DraftShape) -> list[Path]:
     """Its nodes below the root, best first. chances: of each child to be the accepted one."""
+    return _tree_of(tuple(chances), shape)
+
+
+@cache
+def _tree_of(chances: tuple[float, ...], shape: DraftShape) -> list[Path]:
     found = []
     for depth in range(1, shape.num_steps + 1):
         for path in product(range(len(chances)), repeat=depth):
@@ -140,6 +150,13 @@ def tree_of(chances: Sequence[float], shape: DraftShape) -> list[Path]:
             found.append((-score, depth, path))
     most = NODES if shape.num_nodes is None else shape.num_nodes
     return [path for _, _, path in sorted(found)][: most - 1]
+
+
+@cache
+def _children(chances: tuple[float, ...]) -> tuple[list[int], list[float]]:
+    """Of a node, with -1 for none of them, and their chances added up."""
+    weights = [*chances, max(0.0, 1.0 - sum(chances))]
+    return [*range(len(chances)), -1], [*accumulate(weights)]
 
 
 def ranks_of(tree: list[Path], text: Path) -> list[int]:
@@ -164,9 +181,8 @@ class TreeWorld:
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def draw(self) -> Path:
-        weights = [*self.chances, max(0.0, 1.0 - sum(self.chances))]
-        children = [*range(len(self.chances)), -1]
-        return tuple(self.random.choices(children, weights, k=DEPTH))
+        children, weights = _children(tuple(self.chances))
+        return tuple(self.random.choices(children, cum_weights=weights, k=DEPTH))
 
     def run(self, steps: AdaptiveSteps, batch_size: int, rounds: int) -> list[DraftShape]:
         """The shapes that were chosen."""
@@ -190,10 +206,12 @@ class TreeWorld:
         steps.observe(observation)
         return shape
 
-    def tokens(self, shape: DraftShape, draws: int = 4000) -> float:
-        """Mean tokens of a request and round, over such rounds alone."""
+    def tokens(self, shape: DraftShape) -> float:
+        """Mean tokens of a request and round, over such rounds alone: a node is accepted as often
+        as the target takes its path."""
         tree = tree_of(self.chances, shape)
-        return 1 + sum(len(ranks_of(tree, self.draw())) for _ in range(draws)) / draws
+        assert all(len(path) == 1 or path[:-1] in tree for path in tree)
+        return 1 + sum(prod(self.chances[child] for child in path) for path in tree)
 
     def rate(self, shape: DraftShape, batch_size: int) -> float:
         return batch_size * self.tokens(shape) / self.cost(batch_size, shape)

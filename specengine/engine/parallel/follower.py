@@ -27,6 +27,7 @@ from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import load_place
 from specengine.core.sharing import ExpertSharers
 from specengine.engine.build import build_engine, load
+from specengine.engine.garbage import freeze_objects
 from specengine.engine.parallel.lead import RankEngine
 from specengine.engine.parallel.links import FollowerLink
 from specengine.engine.parallel.messages import (
@@ -132,7 +133,9 @@ def main() -> None:
     # Rank 0 tells of its start; the others would say the same.
     logging.getLogger("specengine.startup").setLevel(logging.WARNING)
     try:
-        Follower(_connect(rank, given), _meet(rank, given)).run()
+        follower = Follower(_connect(rank, given), _meet(rank, given))
+        freeze_objects()  # of libraries: all ranks wait for the one that collects
+        follower.run()
     except SpecEngineError as error:
         logger.error("%s", error)
         os._exit(1)

@@ -25,6 +25,7 @@ from specengine.core.registry import (
     SPLITTING_OPS,
     load_place,
 )
+from specengine.layers.in_place import weights_of
 from specengine.layers.split_ops import TracedContext
 from specengine.runner import fallbacks
 from specengine.runner.context import ForwardContext
@@ -123,8 +124,13 @@ class PiecewiseForwards:
 
     def refresh(self) -> None:
         """Behind other weights, put in the place of those that were traced. On a GPU they are at
-        the same addresses; on a CPU they may have another form (layers/in_place.py)."""
-        if not self.captures_graphs:
+        the same addresses. On a CPU they may have another form (layers/in_place.py): the model is
+        traced again where it no longer has a tensor that the trace takes. Packed weights are none
+        of these: a trace calls their modules by number."""
+        if self.captures_graphs:
+            return
+        held = {id(one) for one in weights_of(cast(nn.Module, self.runner.model))}
+        if not all(id(one) in held for one in self.given if isinstance(one, Tensor)):
             self.cache.captured.clear()
             self._build()
 
