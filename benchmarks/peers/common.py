@@ -214,10 +214,20 @@ def _model(args: argparse.Namespace) -> Iterator[Model]:
         config = json.loads((Path(name) / "config.json").read_text())
         yield Model(Path(name).resolve().name, Path(name), False, config["vocab_size"], *more)
         return
-    config = _shape(name)
+    fields = _shape(name)
     with tempfile.TemporaryDirectory(prefix="shape-") as folder:
-        config.save_pretrained(folder)
-        yield Model(name, Path(folder), True, config.vocab_size, *more)
+        write_config(fields, Path(folder))
+        yield Model(name, Path(folder), True, fields["vocab_size"], *more)
+
+
+def write_config(fields: dict[str, Any], folder: Path) -> None:
+    """config.json with the defaults of transformers, and with fields that it reads and does not
+    write again, which peers ask for (full_attention_interval)."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(**fields).save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields | json.loads(path.read_text()), indent=1))
 
 
 @contextmanager
@@ -244,12 +254,10 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(count)
 
 
-def _shape(name: str) -> Any:
-    from transformers import AutoConfig
-
+def _shape(name: str) -> dict[str, Any]:
     from specengine.runner.loader.builtin import BUILTIN_MODELS
 
     shapes = [one.name for one in BUILTIN_MODELS.values() if one.is_shape]
     if name not in shapes:
         sys.exit(f"--model {name}: neither a folder nor one of the shapes {', '.join(shapes)}")
-    return AutoConfig.for_model(**BUILTIN_MODELS[name].config)
+    return BUILTIN_MODELS[name].config
