@@ -9,12 +9,15 @@ else the type of inputs. Where a block of columns has a scale, it is applied to 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from specengine.kernels.experts.packed import ExpertFormat, Operands, PackedExperts
+from specengine.kernels.experts.tiles import PACKED, Tile, Tiles
 from specengine.kernels.linear.quantised import Fp8Weight
 
 _WIDE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -121,4 +124,10 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     return Operands(given, form, most)
 
 
-FORMAT = ExpertFormat(Fp8Weight, _operands, _sums)
+# Without the limit a thread takes 168 registers, and a multiprocessor three programs; within it
+# nothing spills.
+_TILES = replace(
+    PACKED,
+    few=((0.0, Tiles(*(Tile(16, outs, 256, 4, 3, registers=128) for outs in (32, 64)))),),
+)
+FORMAT = ExpertFormat(Fp8Weight, _operands, _sums, tiles=_TILES)

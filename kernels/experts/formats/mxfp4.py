@@ -187,7 +187,7 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
 
 # A warp takes 16 rows of weights, so that these need no other place than they are loaded to.
 _TILES = TileTable(
-    few=((0.0, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4), parts=2)),),
+    few=((0.0, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 256, 4, 3, registers=128))),),
     many=(
         (24.0, Tiles(Tile(64, 32, 128, 4, 3), Tile(64, 64, 128, 4, 3))),
         (10.0, Tiles(Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3))),
