@@ -128,17 +128,24 @@ def test_alone_and_on_prefix_hits(
     assert sum(one.num_cached_tokens for one in again) > 100
 
 
+EIGHT = [f"{i}{i}{i}" for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def eight(small_models: dict[str, Path]) -> list[list[int]]:
+    """What plain decoding with enough memory answers to EIGHT."""
+    return greedy(make(small_models["qwen3"]), EIGHT, new_tokens=28)
+
+
 @pytest.mark.parametrize("spec", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_retraction_changes_nothing(
-    page_size: int, spec: SpecConfig | None, small_models: dict[str, Path]
+    page_size: int, spec: SpecConfig | None, small_models: dict[str, Path], eight: list[list[int]]
 ) -> None:
     """Eight requests are admitted on the hope that they end at once; they do not."""
-    prompts = [f"{i}{i}{i}" for i in range(8)]
-    expected = greedy(make(small_models["qwen3"]), prompts, new_tokens=28)
     tight = make(small_models["qwen3"], spec=spec, page_size=page_size, max_total_tokens=144)
     tight.engine.scheduler.admission.demand.share = 0.0
-    assert greedy(tight, prompts, new_tokens=28) == expected
+    assert greedy(tight, EIGHT, new_tokens=28) == eight
     assert tight.engine.scheduler.num_retractions > 0
     tight.engine.scheduler.check_invariant()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import DraftProposal
 from tests.draft.mtp_reading import FORMS, Reading, add_mtp
-from tests.e2e.test_identity import NEW_TOKENS, PROMPTS, greedy, make
+from tests.e2e.test_identity import EIGHT, NEW_TOKENS, PROMPTS, greedy, make
 from tests.support.mtp_targets import TARGETS, predictable
 
 CHAIN = SpecConfig(algorithm="MTP", adaptive=False, num_steps=3)
@@ -35,7 +36,7 @@ TREES: dict[str, dict[str, Any]] = {
 CASES += [("mimo", 1, setting) for setting in TREES]
 
 Checkpoint = Callable[[str, int], Path]
-Plain = Callable[[Path], list[list[int]]]
+Plain = Callable[..., list[list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +59,13 @@ def checkpoint(
 
 @pytest.fixture(scope="module")
 def plain() -> Plain:
-    done: dict[Path, list[list[int]]] = {}
+    """Greedy answers of a target without drafts."""
 
-    def generate(folder: Path) -> list[list[int]]:
-        if folder not in done:
-            done[folder] = greedy(make(folder), PROMPTS)
-        return done[folder]
+    @cache
+    def generate(
+        folder: Path, prompts: tuple[str, ...] = (*PROMPTS,), new_tokens: int = NEW_TOKENS
+    ) -> list[list[int]]:
+        return greedy(make(folder), [*prompts], new_tokens)
 
     return generate
 
@@ -116,14 +118,14 @@ def test_a_seed_fixes_the_sampled_output(layers: int, checkpoint: Checkpoint) ->
 @pytest.mark.parametrize(("layers", "spec"), [(1, CHAIN), (3, CHAIN), (1, TREE)])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_retraction_changes_nothing(
-    page_size: int, layers: int, spec: SpecConfig, checkpoint: Checkpoint
+    page_size: int, layers: int, spec: SpecConfig, checkpoint: Checkpoint, plain: Plain
 ) -> None:
     """Eight requests are admitted on the hope that they end at once; they do not."""
-    folder, prompts = checkpoint("mimo", layers), [f"{i}{i}{i}" for i in range(8)]
-    expected = greedy(make(folder), prompts, new_tokens=28)
+    folder = checkpoint("mimo", layers)
+    expected = plain(folder, (*EIGHT,), 28)
     tight = make(folder, spec=spec, page_size=page_size, max_total_tokens=144)
     tight.engine.scheduler.admission.demand.share = 0.0
-    assert greedy(tight, prompts, new_tokens=28) == expected
+    assert greedy(tight, EIGHT, new_tokens=28) == expected
     assert tight.engine.scheduler.num_retractions > 0
     tight.engine.scheduler.check_invariant()
 

@@ -103,7 +103,7 @@ def known() -> Iterator[Hostile]:
         yield Hostile(name, TEXT, _dump(text | fields))
     for name, fields in LARGE_LISTS.items():
         yield Hostile(name, GENERATE, _dump(fields))
-    for name, body in RAW_BODIES.items():
+    for name, body in raw_bodies().items():
         yield Hostile(name, TEXT, body)
     messages = [{"role": "user", "content": "a"}] * 4096
     yield Hostile("4,096 messages", CHAT, _dump({"model": "tiny", "messages": messages}))
@@ -146,24 +146,29 @@ LARGE_LISTS: dict[str, dict[str, Any]] = {
     "no text and a list of parameters": {"text": "", "sampling_params": []},
     "lists in lists": {"text": ["x"], "sampling_params": [[[{}]]], "return_logprob": [[True]]},
 }
-RAW_BODIES: dict[str, bytes] = {
-    "200 MB": b'{"model":"tiny","prompt":"' + b"a" * 200_000_000 + b'"}',
-    "960 nested arrays": (
-        '{"model":"tiny","prompt":"x","structured_outputs":{"json":' + nested_text(960) + "}}"
-    ).encode(),
-    "nested brackets": b'{"model":"tiny","prompt":' + b"[" * 4_000_000,
-    "50,000 brackets": b"[" * 50_000 + b"]" * 50_000,
-    "4,000,000 numbers": b'{"model":"tiny","prompt":[' + b"1," * 4_000_000 + b"1]}",
-    "a number of 5,000 digits": b'{"model":"tiny","prompt":"x","seed":' + b"9" * 5000 + b"}",
-    "a number beyond floats": b'{"model":"tiny","prompt":"x","temperature":1e999}',
-    "no number": b'{"model":"tiny","prompt":"x","temperature":NaN}',
-    "half a surrogate": rb'{"model":"tiny","prompt":"\ud800"}',
-    "bad UTF-8": b'{"model":"tiny","prompt":"\xff\xfe"}',
-    "UTF-16": '{"model":"tiny","prompt":"x"}'.encode("utf-16"),
-    "nothing": b"",
-    "a field twice": b'{"model":"tiny","model":7,"prompt":"x"}',
-    "NUL": b'{"model":"tiny","prompt":"\\u0000"}\x00',
-}
+
+
+def raw_bodies() -> dict[str, bytes]:
+    """Made when they are asked for: one has 200 MB."""
+    return {
+        "200 MB": b'{"model":"tiny","prompt":"' + b"a" * 200_000_000 + b'"}',
+        "960 nested arrays": (
+            '{"model":"tiny","prompt":"x","structured_outputs":{"json":' + nested_text(960) + "}}"
+        ).encode(),
+        "nested brackets": b'{"model":"tiny","prompt":' + b"[" * 4_000_000,
+        "50,000 brackets": b"[" * 50_000 + b"]" * 50_000,
+        "4,000,000 numbers": b'{"model":"tiny","prompt":[' + b"1," * 4_000_000 + b"1]}",
+        "a number of 5,000 digits": b'{"model":"tiny","prompt":"x","seed":' + b"9" * 5000 + b"}",
+        "a number beyond floats": b'{"model":"tiny","prompt":"x","temperature":1e999}',
+        "no number": b'{"model":"tiny","prompt":"x","temperature":NaN}',
+        "half a surrogate": rb'{"model":"tiny","prompt":"\ud800"}',
+        "bad UTF-8": b'{"model":"tiny","prompt":"\xff\xfe"}',
+        "UTF-16": '{"model":"tiny","prompt":"x"}'.encode("utf-16"),
+        "nothing": b"",
+        "a field twice": b'{"model":"tiny","model":7,"prompt":"x"}',
+        "NUL": b'{"model":"tiny","prompt":"\\u0000"}\x00',
+    }
+
 
 # What takes the place of a value.
 ODD: tuple[Any, ...] = (

@@ -72,8 +72,12 @@ def long_bodies() -> Iterator[Body]:
     yield Body("long response", RESPONSES, asked | {"stream": True})
 
 
+def bodies_of_table() -> list[Body]:
+    return [Body(one.name, one.path, one.body) for one in cases()]
+
+
 def bodies() -> list[Body]:
-    return [*(Body(one.name, one.path, one.body) for one in cases()), *long_bodies()]
+    return [*bodies_of_table(), *long_bodies()]
 
 
 @dataclass

@@ -47,12 +47,18 @@ def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
     assert "Traceback" not in served.log.read_text()
 
 
+def soaked() -> list[soak.Body]:
+    """What is mixed: a fifth of the table's bodies, and of the longer ones."""
+    return soak.bodies()[::5]
+
+
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> dict[str, Any]:
-    """Answers to the table's bodies and to longer ones, by name: of an engine that does not draft,
-    in this process."""
+    """Answers to the table's bodies and to the longer ones that are mixed, by name: of an engine
+    that does not draft, in this process."""
+    asked = {one.name: one for one in (*soak.bodies_of_table(), *soaked())}
     with live_server(flags_of(folder), None) as live:
-        return asyncio.run(soak.answers(live.url, soak.bodies(), {}))
+        return asyncio.run(soak.answers(live.url, [*asked.values()], {}))
 
 
 def test_each_body_of_the_protocol_is_answered_as_without_drafts(
@@ -68,8 +74,7 @@ def test_each_body_of_the_protocol_is_answered_as_without_drafts(
 
 
 def test_mixed_requests_answer_as_without_drafts(served: Served, plain: dict[str, Any]) -> None:
-    names = [*plain][::5]
-    outcome = soak.soak(served, {name: plain[name] for name in names}, 60, warm_up=0)
+    outcome = soak.soak(served, {one.name: plain[one.name] for one in soaked()}, 60, warm_up=0)
     assert outcome.problems() == []
     assert outcome.num_cancelled > 5
     assert outcome.num_drafted_for > 20
