@@ -3,11 +3,10 @@
     python benchmarks/kernels/routing.py [--other FILE] [--rows 1 4 8 32 64] [--json FILE]
 
 A CUDA graph of norms and routings in turns, of four layers' routers, as a round of the engine runs
-them. "one" launch gives logits and choice, "two" launches one each. --other: another
-route_triton.py, such as that of an older commit (`git show COMMIT:PATH > FILE`). All must give the
-same experts and the same bits of their weights; a line says so for other forms of routing as well.
-The card's pace differs from minute to minute: ways are timed in turns, several times, and the
-median counts.
+them. --other: another route_triton.py beside the present one, such as that of an older commit
+(`git show COMMIT:PATH > FILE`). Both must give the same experts and the same bits of their weights;
+a line says so for other forms of routing as well. The card's pace differs from minute to minute:
+both are timed in turns, several times, and the median counts.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import importlib.util
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -67,26 +65,6 @@ CHECKED = [
 ]
 
 
-@contextmanager
-def _most_together(rows: int) -> Iterator[None]:
-    kept, route_triton.MOST_TOGETHER = route_triton.MOST_TOGETHER, rows
-    try:
-        yield
-    finally:
-        route_triton.MOST_TOGETHER = kept
-
-
-def in_one(x: Tensor, router: Router, routing: Routing) -> Chosen:
-    """Where the rule in force would take two launches as well, up to 256 rows."""
-    with _most_together(256):
-        return route_triton.route(x, router, routing)
-
-
-def in_two(x: Tensor, router: Router, routing: Routing) -> Chosen:
-    with _most_together(0):
-        return route_triton.route(x, router, routing)
-
-
 def load(path: Path) -> Route:
     spec = importlib.util.spec_from_file_location("other_route_triton", path)
     assert spec is not None
@@ -120,7 +98,7 @@ def check(shape: Shape, ways: dict[str, Route]) -> bool:
     router, x = draw(shape)[0], rows_of(shape, 200)
     x[5] = float("nan")
     x[6] = x[7]
-    alone = [in_two(x[row : row + 1], router, shape.routing) for row in range(len(x))]
+    alone = [route_triton.route(x[row : row + 1], router, shape.routing) for row in range(len(x))]
     ids = torch.cat([one.ids_TK for one in alone])
     weights = torch.cat([one.weights_TK for one in alone])
     for route, rows in itertools.product(ways.values(), (1, 2, 7, 8, 16, 17, 31, 32, 33, 64, 200)):
@@ -146,7 +124,7 @@ def graph_of(shape: Shape, route: Route | None, rows: int) -> torch.cuda.CUDAGra
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run(2)  # compiles, and makes the counts of this stream
+        run(2)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
@@ -185,7 +163,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write a page of results")
     args = parser.parse_args()
     torch.manual_seed(0)
-    ways: dict[str, Route] = {"one": in_one, "two": in_two}
+    ways: dict[str, Route] = {"now": route_triton.route}
     if args.other is not None:
         ways["other"] = load(args.other)
     with precompile():

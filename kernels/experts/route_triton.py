@@ -2,19 +2,12 @@
 
 The router's product is cut into parts of the inputs, whose number depends on H alone, so that few
 rows fill the card and a row's logits are summed in one order whatever stands beside it.
-
-Few rows take one launch. Programs count themselves when their part is stored, and those that arrive
-last choose. They may wait for each other: no more than the rows of a tile do, which leave room on
-any card for the programs that they wait for. The choice depends on no order of arrival.
 """
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -23,7 +16,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
-from specengine.kernels.experts.choose_row_triton import CHOOSING_WARPS, choose_row
 from specengine.kernels.experts.types import Chosen, Router, Routing
 
 _ROWS = 16
@@ -32,13 +24,11 @@ _INPUTS = 128
 _STEP = 512  # bytes of a step; the first weights are read before the kernel ahead has ended
 _PART = 256  # inputs, at least
 _MOST_PARTS = 8
-MOST_TOGETHER = 32  # rows whose logits and choice share a launch; 0 gives each its own
-_MOST_TILES = 16  # of rows, each with a count
-_TURN = tl.constexpr(1 << 20)  # more programs than a tile of rows ever has
+_GONE = tl.constexpr(-(2**31))  # an order behind those of all numbers
 
 
-@triton.jit
-def _logits_tile(
+@triton.jit(do_not_specialize=["rows"])
+def _logits_kernel(
     x_ptr,
     weight_ptr,
     parts_ptr,
@@ -74,24 +64,16 @@ def _logits_tile(
     tl.store(parts_ptr + place, acc, mask=is_t[:, None] & is_e[None, :])
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _logits_kernel(
-    x_ptr,
-    weight_ptr,
-    parts_ptr,
-    rows,
-    hidden,
-    num_experts,
-    part_size,
-    DEPENDENT: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    _logits_tile(
-        x_ptr, weight_ptr, parts_ptr, rows, hidden, num_experts, part_size, DEPENDENT, BLOCK_T,
-        BLOCK_E, BLOCK_K,
-    )  # fmt: skip
+@triton.jit
+def _order_of(values):
+    """int32 in the order of values, float32 that are no NaN. -0 counts as 0."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _value_of(order):
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -119,100 +101,73 @@ def _choose_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """One row."""
+    """One row. Experts are a matrix, a group a row of it."""
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    choose_row(
-        parts_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, tl.program_id(0), rows,
-        num_experts, group_size, scaling, PARTS, HAS_BIAS, HAS_CORRECTION, SIGMOID, NORMALISED,
-        CHOSEN, GROUPS, CHOSEN_GROUPS, GROUP_BEST, BLOCK_G, BLOCK_M, BLOCK_C,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows", "most_choosers"])
-def _route_kernel(
-    x_ptr,
-    weight_ptr,
-    parts_ptr,
-    counts_ptr,
-    bias_ptr,
-    correction_ptr,
-    ids_ptr,
-    weights_ptr,
-    rows,
-    hidden,
-    num_experts,
-    part_size,
-    group_size,
-    scaling,
-    most_choosers,
-    PARTS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_CORRECTION: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    NORMALISED: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr,
-    GROUP_BEST: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Logits, as `_logits_kernel` computes them. Then the programs that arrive last of a tile of
-    rows choose, as `_choose_kernel` does, a row each while there are enough programs."""
-    _logits_tile(
-        x_ptr, weight_ptr, parts_ptr, rows, hidden, num_experts, part_size, DEPENDENT, BLOCK_T,
-        BLOCK_E, BLOCK_K,
-    )  # fmt: skip
-    tile = tl.program_id(0)
-    total = tl.num_programs(1) * tl.num_programs(2)
-    tile_rows = tl.minimum(rows - tile * BLOCK_T, BLOCK_T)
-    choosers = tl.minimum(tl.minimum(tile_rows, most_choosers), total)
-    # Every thread's stores must be out before the count says so.
-    tl.debug_barrier()
-    count = tl.atomic_add(counts_ptr + tile, 1, sem="acq_rel", scope="gpu")
-    arrived = count & (_TURN - 1)
-    if arrived == total - 1:
-        # The next launch counts from a multiple of _TURN, and those that wait see a larger count.
-        tl.atomic_add(counts_ptr + tile, -total + _TURN, sem="relaxed", scope="gpu")
-    first = arrived - (total - choosers)
-    if first >= 0:
-        seen = arrived + 1
-        while seen < total:
-            now = tl.atomic_add(counts_ptr + tile, 0, sem="acquire", scope="gpu")
-            seen = now - (count - arrived)
-        for more in range(0, tile_rows, choosers):
-            if first + more < tile_rows:
-                choose_row(
-                    parts_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr,
-                    tile * BLOCK_T + first + more, rows, num_experts, group_size, scaling, PARTS,
-                    HAS_BIAS, HAS_CORRECTION, SIGMOID, NORMALISED, CHOSEN, GROUPS, CHOSEN_GROUPS,
-                    GROUP_BEST, BLOCK_G, BLOCK_M, BLOCK_C,
-                )  # fmt: skip
-
-
-def _counts_of(device: torch.device) -> Tensor:
-    """int32 [tiles of rows], multiples of _TURN between launches: of the current stream, beside
-    which others may run the same kernel. A captured graph keeps those of the stream that it was
-    captured on."""
-    is_cuda = device.type == "cuda"
-    return _counts(device, torch.cuda.current_stream(device).cuda_stream if is_cuda else 0)
-
-
-@cache
-def _counts(device: torch.device, stream: int) -> Tensor:
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
-
-
-def _fits_one_launch(x: Tensor) -> bool:
-    """Operands of 4 bytes would be more than the registers of one warp."""
-    return len(x) <= min(MOST_TOGETHER, _MOST_TILES * _ROWS) and x.element_size() == 2
+    row = tl.program_id(0)
+    g, m = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_M)
+    e = g[:, None] * group_size + m[None, :]
+    is_e = (g[:, None] < GROUPS) & (m[None, :] < group_size)
+    logits = tl.zeros((BLOCK_G, BLOCK_M), dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        place = (part * rows + row).to(tl.int64) * num_experts
+        # Each is read once: the cache of the multiprocessor need not keep it.
+        logits += tl.load(parts_ptr + place + e, mask=is_e, other=0.0, cache_modifier=".cg")
+    if HAS_BIAS:
+        logits += tl.load(bias_ptr + e, mask=is_e, other=0.0).to(tl.float32)
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        logits = tl.where(is_e, logits, float("-inf"))
+        powers = tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0))
+        scores = powers / tl.sum(tl.sum(powers, axis=1), axis=0)
+    ranks = scores
+    if HAS_CORRECTION:
+        ranks += tl.load(correction_ptr + e, mask=is_e, other=0.0)
+    # A NaN would be chosen as an expert that does not exist.
+    ranks = tl.where(is_e & (ranks == ranks), ranks, float("-inf"))
+    if GROUPS > 1:
+        best = tl.max(ranks, axis=1)
+        rest = tl.where(m[None, :] == tl.argmax(ranks, axis=1)[:, None], float("-inf"), ranks)
+        second = tl.max(rest, axis=1)
+        values = best
+        if GROUP_BEST == 2:
+            values = tl.where(group_size > 1, best + second, best)
+        values = tl.where(g < GROUPS, values, float("-inf"))
+        is_chosen = tl.zeros((BLOCK_G,), dtype=tl.int32)
+        for _ in tl.static_range(CHOSEN_GROUPS):
+            group = tl.argmax(values, axis=0)
+            is_chosen = tl.where(g == group, 1, is_chosen)
+            values = tl.where(g == group, float("-inf"), values)
+        ranks = tl.where(is_chosen[:, None] == 1, ranks, float("-inf"))
+    SIZE: tl.constexpr = BLOCK_G * BLOCK_M
+    score_bits = tl.reshape(scores, (SIZE,)).to(tl.int32, bitcast=True)
+    places, slots = tl.arange(0, SIZE), tl.arange(0, BLOCK_C)
+    # Behind every rank: no expert, or one that is chosen. A row of NaN has -inf alone for ranks,
+    # and kernels that read the choice rely on different experts.
+    orders = tl.where(tl.reshape(is_e, (SIZE,)), _order_of(tl.reshape(ranks, (SIZE,))), _GONE)
+    ids = tl.zeros((BLOCK_C,), dtype=tl.int32)
+    weights = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for slot in range(CHOSEN):
+        # A warp finds the largest int32 of its threads in one instruction, and not that of int64.
+        best_order = tl.max(orders, axis=0)
+        found = tl.min(tl.where(orders == best_order, places, SIZE - 1), axis=0)
+        expert = (found // BLOCK_M) * group_size + found % BLOCK_M
+        ids = tl.where(slots == slot, tl.minimum(expert, num_experts - 1), ids)
+        if HAS_CORRECTION:
+            bits = tl.max(tl.where(places == found, score_bits, _GONE), axis=0)
+            score = bits.to(tl.float32, bitcast=True)
+        else:
+            score = _value_of(best_order)
+        weights = tl.where(slots == slot, score, weights)
+        orders = tl.where(places == found, _GONE, orders)
+    if NORMALISED:
+        weights = weights / tl.sum(weights, axis=0)
+    weights = weights * scaling
+    out = row.to(tl.int64) * CHOSEN + slots
+    tl.store(ids_ptr + out, ids, mask=slots < CHOSEN)
+    tl.store(weights_ptr + out, weights, mask=slots < CHOSEN)
 
 
 def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
@@ -227,41 +182,48 @@ def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
     parts = triton.cdiv(hidden, part_size)
     logits = torch.empty(parts, rows, num_experts, dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x)
-    launch: dict[str, Any] = {"DEPENDENT": dependent} | ({"launch_pdl": True} if dependent else {})
+    launch = {"launch_pdl": True} if dependent else {}
     grid = (triton.cdiv(rows, _ROWS), triton.cdiv(num_experts, _EXPERTS), parts)
-    tile = {"BLOCK_T": _ROWS, "BLOCK_E": _EXPERTS, "BLOCK_K": _STEP // x.element_size()}
-    extras = tuple(one if one is not None else logits for one in (router.bias, router.correction))
+    _logits_kernel[grid](
+        x,
+        router.weight,
+        logits,
+        rows,
+        hidden,
+        num_experts,
+        part_size,
+        DEPENDENT=dependent,
+        BLOCK_T=_ROWS,
+        BLOCK_E=_EXPERTS,
+        BLOCK_K=_STEP // x.element_size(),
+        num_warps=2,
+        **launch,
+    )
     group_size = num_experts // routing.num_groups
-    choice = {
-        "PARTS": parts,
-        "HAS_BIAS": router.bias is not None,
-        "HAS_CORRECTION": router.correction is not None,
-        "SIGMOID": routing.scores == "sigmoid",
-        "NORMALISED": routing.normalised,
-        "CHOSEN": routing.num_chosen,
-        "GROUPS": routing.num_groups,
-        "CHOSEN_GROUPS": routing.num_chosen_groups,
-        "GROUP_BEST": routing.group_best,
-        "BLOCK_G": triton.next_power_of_2(routing.num_groups),
-        "BLOCK_M": triton.next_power_of_2(group_size),
-        "BLOCK_C": triton.next_power_of_2(routing.num_chosen),
-        "num_warps": CHOOSING_WARPS,
-    }
-    product = x, router.weight, logits
-    sizes = rows, hidden, num_experts, part_size
-    if _fits_one_launch(x):
-        # The interpreter runs a program at a time: one that waits would wait for ever.
-        most_choosers = _ROWS if x.is_cuda else 1
-        counts = _counts_of(x.device)
-        _route_kernel[grid](
-            *product, counts, *extras, ids, weights, *sizes, group_size, routing.scaling,
-            most_choosers, **tile, **choice, **launch,
-            num_stages=1 if part_size <= tile["BLOCK_K"] else 3,
-        )  # fmt: skip
-        return Chosen(ids, weights)
-    _logits_kernel[grid](*product, *sizes, **tile, num_warps=2, **launch)
     _choose_kernel[(rows,)](
-        logits, *extras, ids, weights, rows, num_experts, group_size, routing.scaling,
-        **choice, **launch,
-    )  # fmt: skip
+        logits,
+        router.bias if router.bias is not None else logits,
+        router.correction if router.correction is not None else logits,
+        ids,
+        weights,
+        rows,
+        num_experts,
+        group_size,
+        routing.scaling,
+        PARTS=parts,
+        HAS_BIAS=router.bias is not None,
+        HAS_CORRECTION=router.correction is not None,
+        SIGMOID=routing.scores == "sigmoid",
+        NORMALISED=routing.normalised,
+        CHOSEN=routing.num_chosen,
+        GROUPS=routing.num_groups,
+        CHOSEN_GROUPS=routing.num_chosen_groups,
+        GROUP_BEST=routing.group_best,
+        DEPENDENT=dependent,
+        BLOCK_G=triton.next_power_of_2(routing.num_groups),
+        BLOCK_M=triton.next_power_of_2(group_size),
+        BLOCK_C=triton.next_power_of_2(routing.num_chosen),
+        num_warps=1,
+        **launch,
+    )
     return Chosen(ids, weights)

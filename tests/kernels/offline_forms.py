@@ -137,9 +137,9 @@ def experts(dtype: torch.dtype) -> Iterator[Run]:
             given = torch.zeros(rows, 512, dtype=dtype), picked, weights, tile
             yield lambda given=given: experts_triton.experts(*given)
 
-    for rows, (count, hidden) in product((3, 70), ((512, 2048), (128, 2048), (32, 2880))):
+    for count, hidden in ((512, 2048), (128, 2048), (32, 2880)):
         router = Router(torch.zeros(count, hidden, dtype=dtype))
-        given = torch.zeros(rows, hidden, dtype=dtype), router, Routing(4)
+        given = torch.zeros(3, hidden, dtype=dtype), router, Routing(4)
         yield lambda given=given: route_triton.route(*given)
 
 
