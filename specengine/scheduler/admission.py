@@ -170,7 +170,7 @@ class Admission:
                 plan.blocked = req if is_ahead else plan.blocked
                 return False
             self.lifecycle.retract(later)
-            plan.kept.remove(later)
+            plan.give_back(later)
         if self._waits_for_prefix(req, plan.heads):
             self.ledger.release(req)
             return False

@@ -24,11 +24,22 @@ class PrefillPlan:
     heads: set[Head] = field(default_factory=set)  # of the prompts that are taken in
     blocked: Req | None = None  # it waits for memory: of those behind it, small ones are admitted
     num_tried: int = 0  # of those
+    _num_started: int = 0  # of the order's first ones
 
     @property
     def first(self) -> Req | None:
         """The first that waits."""
-        return next((req for req in self.order if req.state is ReqState.WAITING), None)
+        order = self.order
+        while self._num_started < len(order):
+            if (req := order[self._num_started]).state is ReqState.WAITING:
+                return req
+            self._num_started += 1
+        return None
+
+    def give_back(self, req: Req) -> None:
+        """It was retracted, and waits again."""
+        self.kept.remove(req)
+        self._num_started = 0
 
     def take(self, req: Req, most: int) -> None:
         taken = self.lengths.get(req, 0)

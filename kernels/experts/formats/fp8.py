@@ -128,6 +128,14 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
 # nothing spills.
 _TILES = replace(
     PACKED,
-    few=((0.0, Tiles(*(Tile(16, outs, 256, 4, 3, registers=128) for outs in (32, 64)))),),
+    few=(
+        (
+            0.0,
+            Tiles(
+                Tile(16, 32, 256, 4, 3, registers=128),
+                Tile(16, 64, 256, 4, 3, registers=128),
+            ),
+        ),
+    ),
 )
 FORMAT = ExpertFormat(Fp8Weight, _operands, _sums, tiles=_TILES)
