@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,12 @@ from specengine.core.tree import Tree
 from specengine.engine.forward_graphs_build import _LARGE_PREFILLS
 from specengine.runner.forward_graphs.inputs import ForwardInputs, num_forward_inputs, pack_forward
 from specengine.runner.forward_graphs.keys import (
-    LARGE_MAX_REQUESTS,
+    LARGE_MAX_WIDTH,
     MAX_TOKENS,
     PREFILL_KEYS,
     ForwardKey,
     GraphSizes,
+    PrefillKey,
     ladder,
     octaves,
 )
@@ -125,10 +127,16 @@ def test_split_limits_are_given_only_for_prefills_that_no_graph_holds() -> None:
         assert other.split_limits(verify([30] * 65, rows=[])) is None
 
 
-def test_no_prefill_of_the_target_exceeds_a_drafters_largest() -> None:
-    """So the features that a drafter reads in parts are copies: see PartsForward."""
-    assert max(key.tokens for key in PREFILL_KEYS) <= _LARGE_PREFILLS[-1]
-    assert max(key.requests for key in PREFILL_KEYS) <= LARGE_MAX_REQUESTS
+@pytest.mark.parametrize("key", PREFILL_KEYS, ids=str)
+def test_no_prefill_that_a_graph_of_the_target_holds_is_read_in_parts(key: PrefillKey) -> None:
+    """So the features that a drafter reads in parts are copies: see PartsForward. Prompts of at
+    most LARGE_MAX_WIDTH tokens may be read in parts."""
+    sizes = GraphSizes((1, 8), (4,), prefills=(64, 2048), large_prefills=_LARGE_PREFILLS)
+    most = min(key.tokens, key.requests * LARGE_MAX_WIDTH)
+    per_request = max(most // key.requests, 5)
+    lens = [per_request] * (most // per_request)
+    assert key.width >= max(lens)
+    assert sizes.split_limits(verify(lens, rows=[])) is None
 
 
 def test_key_tells_which_logits_are_asked_for() -> None:

@@ -126,7 +126,7 @@ class GraphForward:
 class PartsForward:
     """Prompts that no graph holds at once, as several replays. Its outputs are copies. features_TF
     must not view a graph's buffers, since they are read after other graphs of the pool have run: so
-    no graph of the target's prefills holds more than one of a drafter's does."""
+    no graph of the target's prefills holds more of such prompts than one of a drafter's does."""
 
     tree = None
 
