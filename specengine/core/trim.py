@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import threading
 from time import monotonic
@@ -69,7 +70,9 @@ def trim_memory() -> None:
 
 
 class IdleTrim:
-    """Trims in a thread when work has paused, and now and then while it does not."""
+    """Trims in a thread when work has paused, and now and then while it does not. In a pause it
+    first collects what refers to itself, in the thread that calls: one that captures graphs may not
+    have objects freed by another amid a capture."""
 
     def __init__(self) -> None:
         self._trimmed = self._worked = monotonic()
@@ -83,4 +86,6 @@ class IdleTrim:
         paused = now - self._worked > IDLE
         if self._is_due and (paused or now - self._trimmed > AT_LEAST_EVERY):
             self._trimmed, self._is_due = now, False
+            if paused and gc.isenabled():
+                gc.collect()
             threading.Thread(target=trim_memory, name="trim", daemon=True).start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from specengine.core import trim
@@ -59,6 +62,31 @@ def test_after_work_and_never_without(clock: Clock, trimmed: list[float]) -> Non
 def test_now_and_then_while_work_never_pauses(clock: Clock, trimmed: list[float]) -> None:
     run(clock, IdleTrim(), works=True, seconds=3 * AT_LEAST_EVERY + 5)
     assert len(trimmed) == 3
+
+
+class Looped:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize(("works", "enabled"), [(False, True), (True, True), (False, False)])
+def test_what_refers_to_itself_is_collected_in_a_pause_alone(
+    clock: Clock, trimmed: list[float], works: bool, enabled: bool
+) -> None:
+    """A capture of graphs has the collector disabled."""
+    idle, before = IdleTrim(), gc.get_threshold()
+    gc.set_threshold(0)  # it collects when asked to
+    if not enabled:
+        gc.disable()
+    try:
+        looped = weakref.ref(Looped())
+        idle.note(works=True)
+        run(clock, idle, works=works, seconds=AT_LEAST_EVERY + 5)
+        assert trimmed
+        assert (looped() is None) is (enabled and not works)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
 
 
 def test_trimming_is_harmless() -> None:
