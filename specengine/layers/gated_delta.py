@@ -50,7 +50,7 @@ class GatedNorm(Module):
 
     def forward(self, x: Tensor, gate: Tensor, into: Fp8Input | None = None) -> Tensor:
         """float32 [T, heads, size], [T, heads, size] -> [T, heads * size] of gate's dtype. into:
-        Linear.takes of who reads it."""
+        Linear.takes of the layer that reads it."""
         return gated_norm(x, gate, self.weight, self.eps, into=into)
 
 
