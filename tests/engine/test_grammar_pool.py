@@ -253,7 +253,7 @@ def test_trial_that_was_killed_takes_nothing_from_the_next(make_pool: Make) -> N
     spec = GrammarSpec.regex("a")
     assert trial.attempt(spec)[0] is None
     trial.kill()
-    with pytest.raises(RequestError, match="nobody waits for it"):
+    with pytest.raises(RequestError, match="no request waits for it"):
         trial.attempt(spec)
     trial.settle()
     assert trial.attempt(spec)[0] is None

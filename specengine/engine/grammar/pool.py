@@ -22,7 +22,7 @@ from specengine.engine.grammar.state import LlguidanceState
 
 class GrammarPool:
     """A grammar that is new is tried in a process of its own, which ends when it takes too long or
-    nobody waits for it any more. What has passed there is compiled here, in one of as many threads:
+    no prompt waits for it. What has passed there is compiled here, in one of as many threads:
     it is known to end, and llguidance lets other threads run meanwhile. Prompts that ask for the
     same grammar wait for one trial."""
 
@@ -105,7 +105,7 @@ class GrammarPool:
 
     @contextmanager
     def _trial_of(self, shared: Compilation) -> Iterator[TrialProcess | None]:
-        """An idle process, which may be killed within; None where nobody waits."""
+        """An idle process, which may be killed within; None where no job waits."""
         trial = self._idle.get()
         try:
             with self._lock:
@@ -129,7 +129,7 @@ class Compilation:
 
 
 class GrammarJob:
-    """A grammar that somebody waits for. future: a state at its beginning, or RequestError where it
+    """A prompt waits for its grammar. future: a state at its beginning, or RequestError where it
     does not compile within the limits. It may be cancelled from any thread at any time."""
 
     def __init__(self, spec: GrammarSpec, leave: Callable[[GrammarJob], None]) -> None:
@@ -157,7 +157,7 @@ class TrialProcess:
         """Why the grammar does not pass, None where it does, and the bytes that it holds. Raises
         RequestError where it was killed before it began."""
         if self._is_killed:
-            raise RequestError(f"{spec.param} was not compiled: nobody waits for it any more")
+            raise RequestError(f"{spec.param} was not compiled: no request waits for it any more")
         is_running = self._process is not None and self._process.poll() is None
         process = self._process if self._process is not None and is_running else self._start()
         assert process.stdin is not None
