@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.kernels.attention.types import HeadNorms
 from specengine.kernels.linear.quantised import Fp8Input
+from specengine.kernels.linear.sigmoid_gate import sigmoid_gate
 from specengine.kernels.opaque import is_traced
 from specengine.layers.attention import Attention
 from specengine.layers.layer_spec import LayerSpec
@@ -136,7 +137,7 @@ class SelfAttention(ProjectedAttention):
         q, k, v = torch.split(qkv, self.sizes, dim=-1)
         if self.has_gate:
             pairs = q.view(len(q), self.attn.num_heads, 2 * self.head_dim).chunk(2, -1)
-            q, gate = (one.flatten(1) for one in pairs)
+            q, gate = pairs[0].flatten(1), pairs[1]
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self._norms_of_attention(self.q_norm, self.k_norm)
@@ -145,7 +146,7 @@ class SelfAttention(ProjectedAttention):
         if self.temperature is not None:
             q = self.temperature.scaled(q, positions)
         out = self.attn.forward(positions, q, k, v, batch, norms)
-        return out * torch.sigmoid(gate) if self.has_gate else out
+        return sigmoid_gate(out, gate, into=self.o_proj.takes) if self.has_gate else out
 
     @property
     def attends_last(self) -> bool:

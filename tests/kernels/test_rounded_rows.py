@@ -14,6 +14,7 @@ from specengine.kernels.linear.gated_norm import gated_norm
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import can_round, found_beside, put_beside
+from specengine.kernels.linear.sigmoid_gate import sigmoid_gate
 from specengine.kernels.linear.split_sum_triton import Tile
 
 HIDDEN, EPS, FORM = 96, 1e-5, Fp8Input()
@@ -44,7 +45,11 @@ def gated(x: Tensor, gain: Tensor, into: Fp8Input | None) -> Tensor:
     )
 
 
-@pytest.fixture(params=[normed, added, summed, activated, gated])
+def scaled(x: Tensor, gain: Tensor, into: Fp8Input | None) -> Tensor:
+    return sigmoid_gate(x, (x * gain).view(len(x), 3, -1), into=into, backend="triton")
+
+
+@pytest.fixture(params=[normed, added, summed, activated, gated, scaled])
 def maker(request: pytest.FixtureRequest) -> Maker:
     made: Maker = request.param
     return made
