@@ -5,7 +5,8 @@ shards, an index, a configuration and a tokenizer.
     python benchmarks/peers/checkpoint.py deepseek-v2-lite-shape DIR --mtp OTHER-DIR
 
 Weights are normal with deviation 0.02, norms 1 and biases 0, as `--load-format dummy` makes them in
-this engine: rows route evenly. MXFP4 experts have random codes and one scale.
+this engine: rows route evenly. MXFP4 experts have random codes and one scale, FP8 weights in blocks
+normal codes and one scale. --layers writes the first layers of a shape alone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
 
-from specengine.kernels.linear.mxfp4 import BLOCK
-from specengine.runner.loader.builtin import BUILTIN_MODELS
-from specengine.runner.loader.tokenizer import byte_tokenizer
+from common import write_config  # noqa: E402
+
+from specengine.kernels.linear.mxfp4 import BLOCK  # noqa: E402
+from specengine.runner.loader.builtin import BUILTIN_MODELS  # noqa: E402
+from specengine.runner.loader.tokenizer import byte_tokenizer  # noqa: E402
 
 STD = 0.02
 EXPONENT = 119  # of MXFP4 blocks, 2 ** -8: codes have a deviation of about 3
+FP8_SCALE = 2**-10  # of FP8 blocks: codes have a deviation of about 20
 SHARD = 2_000_000_000  # bytes of a file, about
 THREADS = 6  # each has a shard on the device and one on the host
 
@@ -46,22 +50,33 @@ def fields_of(name: str) -> dict[str, Any]:
     return shapes[name]
 
 
+def first_layers(fields: dict[str, Any], count: int) -> dict[str, Any]:
+    """The configuration of a model of the first `count` layers."""
+    cut = {"num_hidden_layers": count}
+    if "layer_types" in fields:
+        cut["layer_types"] = fields["layer_types"][:count]
+    return fields | cut
+
+
 def published_shapes(fields: dict[str, Any]) -> Shapes:
     """What a published checkpoint of this configuration holds. Raises SystemExit for weights that
-    are quantised otherwise than by MXFP4."""
+    are quantised otherwise than by MXFP4, or in blocks of FP8."""
     from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
 
-    method = fields.get("quantization_config", {}).get("quant_method")
-    if method not in (None, "mxfp4"):
-        sys.exit(f"weights quantised by {method} are not written; take a shape without, or MXFP4")
+    quantised = fields.get("quantization_config", {})
+    method = quantised.get("quant_method")
+    if method not in (None, "mxfp4") and "weight_block_size" not in quantised:
+        sys.exit(f"weights quantised by {method} are not written: those in MXFP4 or FP8 blocks are")
     config = _config({key: one for key, one in fields.items() if key != "quantization_config"})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     tied = model.all_tied_weights_keys if config.tie_word_embeddings else ()
     found = revert_weight_conversion(model, model.state_dict())
     plain = {name: one for name, one in found.items() if name not in tied}
-    return plain if method is None else _in_mxfp4(plain)
+    if method is None:
+        return plain
+    return _in_mxfp4(plain) if method == "mxfp4" else _in_fp8_blocks(plain, quantised)
 
 
 def _in_mxfp4(plain: Shapes) -> Shapes:
@@ -75,6 +90,21 @@ def _in_mxfp4(plain: Shapes) -> Shapes:
         size = count, outputs, inputs // BLOCK
         found[f"{name}_blocks"] = one.new_empty((*size, BLOCK // 2), dtype=torch.uint8)
         found[f"{name}_scales"] = one.new_empty(size, dtype=torch.uint8)
+    return found
+
+
+def _in_fp8_blocks(plain: Shapes, quantised: dict[str, Any]) -> Shapes:
+    """[N, K] of linear layers as codes, and scales of their blocks [N / rows, K / columns]."""
+    rows, columns = quantised["weight_block_size"]
+    kept = {"model.embed_tokens", "lm_head", *quantised.get("modules_to_not_convert", ())}
+    found: Shapes = {}
+    for name, one in plain.items():
+        if one.dim() != 2 or not name.endswith(".weight") or name.removesuffix(".weight") in kept:
+            found[name] = one
+            continue
+        size = -(-one.shape[0] // rows), -(-one.shape[1] // columns)
+        found[name] = one.new_empty(one.shape, dtype=torch.float8_e4m3fn)
+        found[f"{name}_scale_inv"] = one.new_empty(size, dtype=torch.float32)
     return found
 
 
@@ -97,9 +127,8 @@ def write_checkpoint(
     fields: dict[str, Any], shapes: Shapes, folder: Path, device: torch.device, seed: int = 0
 ) -> None:
     """Fill a folder that exists. What the weights are depends on the seed and the device's kind."""
-    config = _config(fields)
-    config.save_pretrained(folder)
-    byte_tokenizer(config.vocab_size).save_pretrained(folder)
+    write_config(fields, folder)
+    byte_tokenizer(fields["vocab_size"]).save_pretrained(folder)
     shards = [*_shards(shapes)]
     names = [
         f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -148,6 +177,11 @@ def _random(name: str, shape: Tensor, generator: torch.Generator) -> Tensor:
         return place.random_(0, 256, generator=generator)
     if name.endswith("_scales"):
         return place.fill_(EXPONENT)
+    if name.endswith("_scale_inv"):
+        return place.fill_(FP8_SCALE)
+    if shape.dtype == torch.float8_e4m3fn:
+        codes = torch.empty_like(place, dtype=torch.bfloat16)
+        return codes.normal_(0.0, STD / FP8_SCALE, generator=generator).to(shape.dtype)
     if name.endswith("bias"):
         return place.zero_()
     return place.fill_(1.0) if place.dim() == 1 else place.normal_(0.0, STD, generator=generator)
@@ -158,9 +192,12 @@ def main() -> None:
     parser.add_argument("shape", help="a built-in shape, or a file like config.json")
     parser.add_argument("folder", type=Path, help="is made")
     parser.add_argument("--mtp", type=Path, metavar="DIR", help="also an MTP layer, in a folder")
+    parser.add_argument("--layers", type=int, help="the first ones alone")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     fields = fields_of(args.shape)
+    if args.layers is not None:
+        fields = first_layers(fields, args.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes = published_shapes(fields)
     parts = [(args.folder, shapes)]

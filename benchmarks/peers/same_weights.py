@@ -29,7 +29,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from checkpoint import fields_of, mtp_shapes, num_bytes, published_shapes  # noqa: E402
+from checkpoint import (  # noqa: E402
+    fields_of,
+    first_layers,
+    mtp_shapes,
+    num_bytes,
+    published_shapes,
+)
 from side_by_side import Run, peer_runs, run_in_waves, share_of_memory  # noqa: E402
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -78,7 +84,8 @@ def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
     for peer in ENGINES[1:]:
         if python := getattr(args, peer):
             more = drafts if peer in args.eagle3 else []
-            yield from peer_runs(args.out, {peer: python}, words, more, memory)
+            options = [*memory, *args.option_of]
+            yield from peer_runs(args.out, {peer: python}, words, more, options)
         else:
             print(f"{peer}: left out, --{peer} names no interpreter", flush=True)
 
@@ -162,6 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     args.fields = fields_of(args.shape)
+    if args.layers is not None:
+        args.fields = first_layers(args.fields, args.layers)
     args.draft_vocab = min(DRAFT_VOCAB, args.fields["vocab_size"])
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -174,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = str(ROOT / "benchmarks/peers/checkpoint.py")
         write = [sys.executable, script, args.shape, str(model)]
         write += [] if mtp is None else ["--mtp", str(mtp)]
+        write += [] if args.layers is None else ["--layers", str(args.layers)]
         if problem := _told("checkpoint", write, args.limit):
             sys.exit(f"the checkpoint could not be written: {problem}")
         starting = STARTING * args.limit
@@ -223,6 +233,14 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--token-bytes", type=int, default=96 << 10, help="KV of a token on a card (30B: 96 KiB)"
     )
     parser.add_argument("--limit", type=float, default=240, help="seconds of those at once")
+    parser.add_argument("--layers", type=int, help="the first ones of the shape alone")
+    parser.add_argument(
+        "--option-of",
+        action="append",
+        default=[],
+        metavar="PEER:NAME=JSON",
+        help="of a peer's engine",
+    )
     return parser.parse_args(argv)
 
 

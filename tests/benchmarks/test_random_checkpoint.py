@@ -24,6 +24,15 @@ from tests.test_layering import ROOT
 
 CPU = torch.device("cpu")
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+KEPT = ("linear_attn.in_proj_ba", "mlp.gate", "mlp.shared_expert_gate")
+FP8 = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+        "modules_to_not_convert": [f"model.layers.{n}.{one}" for n in range(4) for one in KEPT],
+    }
+}
 # By name: a family, and what its small model has otherwise.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
@@ -115,6 +124,7 @@ def test_mtp_layer_of_the_target_s_form_is_found(checkpoint: ModuleType, tmp_pat
     [
         ("qwen3-30b-a3b-shape", 61.1, "model.layers.47.mlp.experts.127.down_proj.weight"),
         ("gpt-oss-20b-mxfp4-shape", 13.8, "model.layers.23.mlp.experts.down_proj_blocks"),
+        ("qwen3-next-fp8-shape", 80.4, "model.layers.0.mlp.experts.5.up_proj.weight_scale_inv"),
         ("deepseek-v2-lite-shape", 31.4, "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"),
     ],
 )
@@ -127,7 +137,34 @@ def test_sizes_of_the_published_models(
 
 
 def test_weights_of_other_quantisations_are_refused(checkpoint: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="quantised by fp8"):
-        checkpoint.published_shapes(checkpoint.fields_of("qwen3-30b-a3b-fp8-shape"))
+    with pytest.raises(SystemExit, match="quantised by compressed-tensors"):
+        checkpoint.published_shapes(checkpoint.fields_of("llama-3.1-8b-w4a16-shape"))
     with pytest.raises(SystemExit, match="neither a JSON file nor one of the shapes"):
         checkpoint.fields_of("no-such-shape")
+
+
+def test_first_layers_are_a_model_of_their_own(checkpoint: ModuleType) -> None:
+    fields = checkpoint.fields_of("qwen3-next-fp8-shape")
+    shapes = checkpoint.published_shapes(checkpoint.first_layers(fields, 4))
+    layers = {name.split(".")[2] for name in shapes if name.startswith("model.layers.")}
+    assert layers == {"0", "1", "2", "3"}
+    assert "model.layers.3.self_attn.q_proj.weight" in shapes
+
+
+def test_weights_in_fp8_blocks_are_read_and_have_the_deviation_of_others(
+    checkpoint: ModuleType, tmp_path: Path
+) -> None:
+    plain = small_config("qwen3next").to_dict()
+    shapes = checkpoint.published_shapes(plain | FP8)
+    assert {name for name in shapes if not name.endswith("_scale_inv")} == set(
+        checkpoint.published_shapes(plain)
+    )
+    checkpoint.write_checkpoint(plain | FP8, shapes, tmp_path, CPU)
+    source = resolve_model(ModelConfig(model=str(tmp_path)))
+    load_model(source, find_model_class, torch.bfloat16, CPU)  # refuses missing and unexpected ones
+    found = {k: v for file in tmp_path.glob("*.safetensors") for k, v in load_file(file).items()}
+    name = "model.layers.0.mlp.experts.1.gate_proj.weight"
+    assert found[name].dtype == torch.float8_e4m3fn
+    weight = found[name].float() * found[f"{name}_scale_inv"].unique()
+    assert weight.std().item() == pytest.approx(0.02, rel=0.15)
+    assert found["model.layers.0.mlp.gate.weight"].dtype == torch.bfloat16
