@@ -35,7 +35,7 @@ from benchmarks.kernels.experts import (
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts import experts_triton, packed_triton, route_triton
 from specengine.kernels.experts.experts import experts
-from specengine.kernels.experts.formats import fp8, int_codes
+from specengine.kernels.experts.formats import int_codes
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import PACKED, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Chosen, Router, Routing
@@ -260,7 +260,7 @@ def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[
     """With the other value of each switch of the kernels that concerns the format."""
     found = {}
     switches: dict[type, list[tuple[Any, str]]] = {
-        Fp8Weight: [(fp8, "MULTIPLIES_CODES"), (packed_triton, "ROUNDS_INSIDE")],
+        Fp8Weight: [(packed_triton, "ROUNDS_INSIDE")],
         IntWeight: [(int_codes, "LOOKS_UP")],
         Mxfp4Weight: [],
     }

@@ -405,9 +405,11 @@ class _Product:
         form = self.matrix.input
         if form is None:
             return self.x, None
+        if kept := found_beside(self.x, form):
+            return kept
         if ROUNDS_INSIDE and not self.is_many and self._rounds_by_step(form):
             return self.x, None
-        return found_beside(self.x, form) or quantise_rows(self.x, form)
+        return quantise_rows(self.x, form)
 
     def _rounds_by_step(self, form: Fp8Input) -> bool:
         """Whether a step of the product takes just the columns that share a scale. Not of float32

@@ -11,7 +11,7 @@ from specengine.kernels.custom_op import CustomOp
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import activation_ref
 from specengine.kernels.linear.quantised import Fp8Input
-from specengine.kernels.linear.rounded import can_round
+from specengine.kernels.linear.rounded import rounding_of
 from specengine.kernels.native import ops as native
 
 
@@ -33,11 +33,11 @@ def act_and_mul(
     CUDA, for silu also C for few rows on a CPU. into: the form to which the rows' reader rounds
     them; where Triton's kernel can, it does so here (rounded.py).
     """
-    rounds = can_round(into, x.shape[-1] // 2)
+    rounds = rounding_of(into, x.shape[-1] // 2)
     if rounds and activation in _TRITON and use_triton(backend, x):
         from specengine.kernels.linear import activation_triton
 
-        return activation_triton.act_and_mul(x, activation, rounds=True)
+        return activation_triton.act_and_mul(x, activation, rounds)
     out: Tensor = _act_and_mul(x, activation, backend=backend)
     return out
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
-from specengine.kernels.linear.rounded import put_beside
+from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
 
 _BLOCK = 1024
 
@@ -39,7 +39,7 @@ def _act_and_mul_kernel(
     stride_x,
     width,
     ACT: tl.constexpr,
-    ROUNDS: tl.constexpr,  # BLOCK holds a whole row
+    ROUNDS: tl.constexpr,  # then BLOCK holds a whole row
     DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -54,14 +54,14 @@ def _act_and_mul_kernel(
     made = activated * up
     tl.store(out_ptr + row * width + cols, made, mask=mask)
     if ROUNDS:
-        store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask)
+        store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask, ROUNDS, BLOCK)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     return act_and_mul(x, "silu")
 
 
-def act_and_mul(x: Tensor, activation: str, rounds: bool = False) -> Tensor:
+def act_and_mul(x: Tensor, activation: str, rounds: int = NOT_ROUNDED) -> Tensor:
     """activation: "silu", "gelu" or "gelu_tanh". rounds: rows are rounded, too (rounded.py)."""
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)

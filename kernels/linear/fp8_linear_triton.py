@@ -197,9 +197,9 @@ def tile_for(outs: int, wide: torch.dtype | None, is_rounded: bool, rows: int) -
 
 def multiplies_codes(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether codes of both sides are multiplied as they are: by processors that have an FP8
-    product, where each row has one scale. Of float32 inputs they are widened, which is exact."""
-    by_row = weight.columns >= weight.shape[1]
-    return by_row and has_dependent_launch(x) and x.dtype != torch.float32
+    product, where a step has one scale. Of float32 inputs they are widened, which is exact."""
+    has_steps = weight.columns >= weight.shape[1] or weight.columns % _LEAST_STEP == 0
+    return has_steps and has_dependent_launch(x) and x.dtype != torch.float32
 
 
 def fp8_linear(
@@ -253,4 +253,5 @@ def fp8_linear(
     return out
 
 
+_LEAST_STEP = 32  # columns of the processor's FP8 product
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -9,7 +9,7 @@ from specengine.kernels.custom_op import CustomOp
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import gated_norm_ref
 from specengine.kernels.linear.quantised import Fp8Input
-from specengine.kernels.linear.rounded import MOST_COLUMNS, can_round
+from specengine.kernels.linear.rounded import MOST_COLUMNS, NOT_ROUNDED, WHOLE_ROWS, rounding_of
 
 
 def gated_norm(
@@ -31,19 +31,22 @@ def gated_norm(
     device; Triton on CUDA, for rows of up to MOST_COLUMNS, padded to powers of 2. into: the form
     to which the rows' reader rounds them; where Triton's kernel can, it does so here (rounded.py).
     """
-    if _rounds(x, gate, weight, into, backend):
+    if rounds := _rounds(x, gate, weight, into, backend):
         from specengine.kernels.linear import gated_norm_triton
 
-        return gated_norm_triton.gated_norm(x, gate, weight, eps, rounds=True)
+        return gated_norm_triton.gated_norm(x, gate, weight, eps, rounds)
     out: Tensor = _gated_norm(x, gate, weight, eps, backend=backend)
     return out
 
 
 def _rounds(
     x: Tensor, gate: Tensor, weight: Tensor, into: Fp8Input | None, backend: Backend
-) -> bool:
-    is_asked = can_round(into, x.shape[1] * x.shape[2]) and use_triton(backend, x)
-    return is_asked and _GatedNorm.takes_triton(x, gate, weight, 0.0)
+) -> int:
+    """By groups where heads are not padded: their places follow each other then."""
+    found = rounding_of(into, x.shape[1] * x.shape[2])
+    follows = found == WHOLE_ROWS or x.shape[2] == _padded(x.shape[2])
+    takes = use_triton(backend, x) and _GatedNorm.takes_triton(x, gate, weight, 0.0)
+    return found if follows and takes else NOT_ROUNDED
 
 
 class _GatedNorm(CustomOp):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
-from specengine.kernels.linear.rounded import put_beside
+from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
 
 
 @triton.jit
@@ -50,10 +50,14 @@ def _gated_norm_kernel(
     made = made.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * heads * size + place, made, mask=mask)
     if ROUNDS:
-        store_rounded(made, codes_ptr, scale_ptr, row, heads * size, place, mask)
+        store_rounded(
+            made, codes_ptr, scale_ptr, row, heads * size, place, mask, ROUNDS, HEADS * SIZE
+        )
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, rounds: bool = False) -> Tensor:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED
+) -> Tensor:
     """rounds: rows are rounded, too (rounded.py)."""
     rows, heads, size = x.shape
     out = torch.empty((rows, heads * size), dtype=gate.dtype, device=x.device)

@@ -11,7 +11,7 @@ from specengine.kernels.custom_op import CustomOp
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import norm_ref
 from specengine.kernels.linear.quantised import Fp8Input
-from specengine.kernels.linear.rounded import can_round
+from specengine.kernels.linear.rounded import NOT_ROUNDED, rounding_of
 from specengine.kernels.native import ops as native
 
 
@@ -33,10 +33,10 @@ def rms_norm(
     shape. Any device; Triton on CUDA. into: the form to which the rows' reader rounds them, [T, H];
     where Triton's kernel can, it does so here (rounded.py).
     """
-    if x.dim() == 2 and _rounds(x, into, backend):
+    if x.dim() == 2 and (rounds := _rounds(x, into, backend)):
         from specengine.kernels.linear import norm_triton
 
-        return norm_triton.rms_norm(x, weight, eps, rounds=True)
+        return norm_triton.rms_norm(x, weight, eps, rounds)
     out: Tensor = _rms_norm(x, weight, eps, backend=backend)
     return out
 
@@ -55,10 +55,10 @@ def fused_add_rms_norm(
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
     CUDA, where both results take one kernel. into: as of rms_norm, of the first result.
     """
-    if _rounds(x, into, backend):
+    if rounds := _rounds(x, into, backend):
         from specengine.kernels.linear import norm_triton
 
-        return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds=True)
+        return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds)
     normed, total = _fused_add_rms_norm(x, residual, weight, eps, backend=backend)
     return normed, total
 
@@ -81,16 +81,16 @@ def sum_add_rms_norm(
     lets the next start at once: before its wait that one may read what was complete two before.
     into: as of rms_norm, of the first result.
     """
-    if _rounds(residual, into, backend):
+    if rounds := _rounds(residual, into, backend):
         from specengine.kernels.linear import norm_triton
 
-        return norm_triton.sum_add_rms_norm(parts, residual, weight, eps, rounds=True)
+        return norm_triton.sum_add_rms_norm(parts, residual, weight, eps, rounds)
     normed, total = _sum_add_rms_norm(parts, residual, weight, eps, backend=backend)
     return normed, total
 
 
-def _rounds(x: Tensor, into: Fp8Input | None, backend: Backend) -> bool:
-    return can_round(into, x.shape[-1]) and use_triton(backend, x)
+def _rounds(x: Tensor, into: Fp8Input | None, backend: Backend) -> int:
+    return rounding_of(into, x.shape[-1]) if use_triton(backend, x) else NOT_ROUNDED
 
 
 def _like_x(x: Tensor, *_: object) -> Tensor:

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
-from specengine.kernels.linear.rounded import put_beside
+from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
 
 # Of a thread that adds up parts. Told so, the compiler has the loads of all parts on their way
 # before the first addition; else it spares registers, and a row waits for memory part after part.
@@ -49,7 +49,7 @@ def _rms_norm_kernel(
     made = (normed * weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, made, mask=mask)
     if ROUNDS:
-        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask)
+        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask, ROUNDS, BLOCK)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def _add_rms_norm_kernel(
     made = (normed * weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, made, mask=mask)
     if ROUNDS:
-        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask)
+        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask, ROUNDS, BLOCK)
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def _sum_add_rms_norm_kernel(
     made = (normed * weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, made, mask=mask)
     if ROUNDS:
-        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask)
+        store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask, ROUNDS, BLOCK)
 
 
 def _block(hidden: int) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def _block(hidden: int) -> tuple[int, int]:
     return block, min(max(block // 256, 1), 16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED) -> Tensor:
     """rounds: rows of x [T, H] are rounded, too (rounded.py)."""
     hidden = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -168,7 +168,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: bool = False) -> Ten
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: bool = False
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED
 ) -> tuple[Tensor, Tensor]:
     """rounds: rows of the first result are rounded, too (rounded.py)."""
     rows, hidden = x.shape
@@ -201,7 +201,7 @@ def fused_add_rms_norm(
 
 
 def sum_add_rms_norm(
-    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: bool = False
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED
 ) -> tuple[Tensor, Tensor]:
     """rounds: rows of the first result are rounded, too (rounded.py)."""
     count, rows, hidden = parts.shape

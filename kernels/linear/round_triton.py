@@ -1,4 +1,7 @@
-"""Rounding a row to FP8 in the program that made it."""
+"""Rounding a row to FP8 in the program that made it.
+
+ROUNDS is what rounded.rounding_of says.
+"""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -12,6 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.linear.quantised import FP8
+from specengine.kernels.linear.rounded import WHOLE_ROWS
 
 
 @triton.jit
@@ -27,19 +31,34 @@ def wait_for_rows(ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask):
-    """made: a whole row, of any number of dimensions, zeros where not mask, rounded to the dtype
-    that it is stored in. cols: the place of each value in the row. The operations of
-    fp8_linear_triton's `_quantise_kernel`, so that the bits are the same."""
+def store_rounded(
+    made, codes_ptr, scale_ptr, row, width, cols, mask, ROUNDS: tl.constexpr, SIZE: tl.constexpr
+):
+    """made: a whole row of SIZE values, of any number of dimensions, zeros where not mask, rounded
+    to the dtype that it is stored in. cols: the place of each value in the row; with groups, places
+    follow each other. The operations of fp8_linear_triton's `_quantise_kernel`, so that the bits
+    are the same."""
     made = made.to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(made)) / 448.0, 1e-12)
-    codes = tl.minimum(tl.maximum(made / scale, -448.0), 448.0)
+    if ROUNDS == 1:
+        scale = tl.maximum(tl.max(tl.abs(made)) / 448.0, 1e-12)
+        codes = made / scale
+        tl.store(scale_ptr + row, scale)
+    else:
+        made = tl.reshape(made, (SIZE // ROUNDS, ROUNDS))
+        group = tl.arange(0, SIZE // ROUNDS)
+        cols = group[:, None] * ROUNDS + tl.arange(0, ROUNDS)[None, :]
+        mask = cols < width
+        scale = tl.maximum(tl.max(tl.abs(made), axis=1) / 448.0, 1e-12)
+        codes = made / scale[:, None]
+        parts = width // ROUNDS
+        tl.store(scale_ptr + row * parts + group, scale, mask=group < parts)
+    codes = tl.minimum(tl.maximum(codes, -448.0), 448.0)
     tl.store(codes_ptr + row * width + cols, codes.to(codes_ptr.dtype.element_ty), mask=mask)
-    tl.store(scale_ptr + row, scale)
 
 
-def room_for(x: Tensor, columns: int, rounds: bool) -> tuple[Tensor, Tensor]:
-    """Codes [T, columns] and scales [T, 1] to fill; hardly anything where nothing is rounded."""
+def room_for(x: Tensor, columns: int, rounds: int) -> tuple[Tensor, Tensor]:
+    """Codes [T, columns] and scales to fill; hardly anything where nothing is rounded."""
     rows = len(x) if rounds else 1
     codes = torch.empty((rows, columns if rounds else 1), dtype=FP8, device=x.device)
-    return codes, torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    parts = columns // rounds if rounds > WHOLE_ROWS else 1
+    return codes, torch.empty((rows, parts), dtype=torch.float32, device=x.device)

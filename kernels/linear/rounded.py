@@ -15,25 +15,31 @@ from specengine.kernels.linear.quantised import Fp8Input
 
 _NAME = "_rounded_rows"
 MOST_COLUMNS = 32768  # that a program rounds
+NOT_ROUNDED, WHOLE_ROWS = 0, 1
 
 
 @dataclass(frozen=True)
 class RoundedRows:
-    """codes: float8_e4m3fn [T, K]; scale: float32 [T, 1]."""
+    """codes: float8_e4m3fn [T, K]; scale: float32 [T, K / group], or [T, 1] of whole rows."""
 
     codes: Tensor
     scale: Tensor
 
 
-def can_round(form: Fp8Input | None, columns: int) -> bool:
-    """Whether kernels that make rows also round them: each by one scale of its own."""
-    own = form is not None and form.scale is None and form.group is None
-    return own and columns <= MOST_COLUMNS
+def rounding_of(form: Fp8Input | None, columns: int) -> int:
+    """How kernels that make rows also round them, by scales of their own: NOT_ROUNDED, WHOLE_ROWS,
+    or the columns that share a scale, a power of 2 that divides the row."""
+    if form is None or form.scale is not None or columns > MOST_COLUMNS:
+        return NOT_ROUNDED
+    if form.group is None:
+        return WHOLE_ROWS
+    is_even = form.group > 1 and form.group.bit_count() == 1 and columns % form.group == 0
+    return form.group if is_even else NOT_ROUNDED
 
 
 def put_beside(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """x, which fp8_linear then multiplies without rounding it. codes, scale: what
-    `fp8_linear.quantise_rows(x, Fp8Input())` gives."""
+    `fp8_linear.quantise_rows` gives of a form that has no published scale."""
     setattr(x, _NAME, RoundedRows(codes, scale))
     return x
 
@@ -41,6 +47,8 @@ def put_beside(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 def found_beside(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor] | None:
     """Codes and scale of x in this form, if a kernel left them."""
     kept: RoundedRows | None = getattr(x, _NAME, None)
-    if kept is None or not can_round(form, x.shape[1]):
+    rounding = rounding_of(form, x.shape[1])
+    if kept is None or rounding == NOT_ROUNDED:
         return None
-    return kept.codes, kept.scale
+    parts = 1 if rounding == WHOLE_ROWS else x.shape[1] // rounding
+    return (kept.codes, kept.scale) if kept.scale.shape[1] == parts else None

@@ -11,7 +11,7 @@ from specengine.kernels.custom_op import CustomOp
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import sigmoid_gate_ref
 from specengine.kernels.linear.quantised import Fp8Input
-from specengine.kernels.linear.rounded import MOST_COLUMNS, can_round
+from specengine.kernels.linear.rounded import MOST_COLUMNS, rounding_of
 
 
 def sigmoid_gate(
@@ -24,11 +24,11 @@ def sigmoid_gate(
     the form to which the rows' reader rounds them; where Triton's kernel can, it does so here
     (rounded.py).
     """
-    asked = can_round(into, x.shape[1]) and use_triton(backend, x)
-    if asked and _SigmoidGate.takes_triton(x, gate):
+    rounds = rounding_of(into, x.shape[1])
+    if rounds and use_triton(backend, x) and _SigmoidGate.takes_triton(x, gate):
         from specengine.kernels.linear import sigmoid_gate_triton
 
-        return sigmoid_gate_triton.sigmoid_gate(x, gate, rounds=True)
+        return sigmoid_gate_triton.sigmoid_gate(x, gate, rounds)
     out: Tensor = _sigmoid_gate(x, gate, backend=backend)
     return out
 

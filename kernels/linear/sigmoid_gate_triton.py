@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
-from specengine.kernels.linear.rounded import put_beside
+from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
 
 
 @triton.jit
@@ -44,10 +44,10 @@ def _sigmoid_gate_kernel(
     made = (x * share).to(dtype)
     tl.store(out_ptr + row * width + cols, made, mask=mask)
     if ROUNDS:
-        store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask)
+        store_rounded(made, codes_ptr, scale_ptr, row, width, cols, mask, ROUNDS, BLOCK)
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor, rounds: bool = False) -> Tensor:
+def sigmoid_gate(x: Tensor, gate: Tensor, rounds: int = NOT_ROUNDED) -> Tensor:
     """rounds: rows are rounded, too (rounded.py)."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)

@@ -13,11 +13,18 @@ from specengine.kernels.linear.activation import act_and_mul
 from specengine.kernels.linear.gated_norm import gated_norm
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
-from specengine.kernels.linear.rounded import can_round, found_beside, put_beside
+from specengine.kernels.linear.rounded import (
+    NOT_ROUNDED,
+    WHOLE_ROWS,
+    found_beside,
+    put_beside,
+    rounding_of,
+)
 from specengine.kernels.linear.sigmoid_gate import sigmoid_gate
 from specengine.kernels.linear.split_sum_triton import Tile
 
 HIDDEN, EPS, FORM = 96, 1e-5, Fp8Input()
+GROUPS = Fp8Input(group=32)
 Maker = Callable[[Tensor, Tensor, Fp8Input | None], Tensor]
 
 
@@ -61,19 +68,20 @@ def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(device, dtype), (1 + 0.2 * torch.randn(HIDDEN, generator=made)).to(device, dtype)
 
 
+@pytest.mark.parametrize("form", [FORM, GROUPS], ids=["row", "groups"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_are_rounded_as_their_product_would(
-    maker: Maker, dtype: torch.dtype, device: torch.device
+    maker: Maker, dtype: torch.dtype, form: Fp8Input, device: torch.device
 ) -> None:
-    made = maker(*draw(device, dtype), FORM)
-    kept = found_beside(made, FORM)
+    made = maker(*draw(device, dtype), form)
+    kept = found_beside(made, form)
     assert kept is not None
     if device.type == "cuda":
-        codes, scale = fp8_linear_triton.quantise_rows(made, FORM)
+        codes, scale = fp8_linear_triton.quantise_rows(made, form)
         assert torch.equal(kept[0].view(torch.uint8), codes.view(torch.uint8))
         assert torch.equal(kept[1], scale)
         return
-    codes, scale = fp8_linear_ref.quantise_rows(made, FORM)
+    codes, scale = fp8_linear_ref.quantise_rows(made, form)
     torch.testing.assert_close(kept[1], scale)
     # Triton's interpreter rounds 7.9 to 4 in FP8: it drops the carry into the exponent.
     mantissa, _ = codes.float().frexp()
@@ -85,21 +93,32 @@ def test_rows_are_rounded_as_their_product_would(
 
 def test_rows_themselves_do_not_change(maker: Maker, device: torch.device) -> None:
     given = draw(device, torch.float16)
-    assert torch.equal(maker(*given, FORM), maker(*given, None))
+    expected = maker(*given, None)
+    assert torch.equal(maker(*given, FORM), expected)
+    assert torch.equal(maker(*given, GROUPS), expected)
 
 
-@pytest.mark.parametrize("form", [None, Fp8Input(group=32), Fp8Input(torch.tensor([0.1]))])
+@pytest.mark.parametrize(
+    "form", [None, Fp8Input(group=24), Fp8Input(group=64), Fp8Input(torch.tensor([0.1]))]
+)
 def test_other_forms_are_left_to_the_product(
     maker: Maker, form: Fp8Input | None, device: torch.device
 ) -> None:
-    assert not can_round(form, HIDDEN)
+    assert rounding_of(form, HIDDEN) == NOT_ROUNDED
     made = maker(*draw(device, torch.float32), form)
     assert found_beside(made, FORM) is None
 
 
 def test_rows_wider_than_a_program_are_left_to_the_product() -> None:
-    assert can_round(FORM, 32768)
-    assert not can_round(FORM, 32769)
+    assert rounding_of(FORM, 32768) == WHOLE_ROWS
+    assert rounding_of(FORM, 32769) == NOT_ROUNDED
+
+
+def test_groups_of_padded_heads_are_left_to_the_product(device: torch.device) -> None:
+    x = draw(device, torch.float32)[0].view(6, 2, 24)  # 24 is padded to 32
+    form = Fp8Input(group=16)
+    made = gated_norm(x, x, torch.ones(24, device=device), EPS, into=form, backend="triton")
+    assert found_beside(made, form) is None
 
 
 def test_what_stands_beside_rows_is_multiplied(device: torch.device) -> None:
@@ -117,3 +136,11 @@ def test_rows_of_a_published_scale_are_not_taken_for_rounded(device: torch.devic
     put_beside(x, x.to(FP8), torch.ones(3, 1, device=device))
     assert found_beside(x, Fp8Input(torch.tensor([0.1]))) is None
     assert found_beside(x.clone(), FORM) is None
+
+
+def test_rows_rounded_by_groups_are_not_taken_for_whole_ones(device: torch.device) -> None:
+    x = draw(device, torch.float32)[0]
+    put_beside(x, x.to(FP8), torch.ones(3, 3, device=device))
+    assert found_beside(x, FORM) is None
+    assert found_beside(x, Fp8Input(group=16)) is None
+    assert found_beside(x, GROUPS) is not None

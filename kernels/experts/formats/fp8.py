@@ -1,7 +1,9 @@
 """Experts in FP8 (e4m3): one scale, one a row, or one a block of rows and columns.
 
-Codes are widened in registers to what multiplies them exactly: float16 where inputs are codes too,
-else the type of inputs. Where a block of columns has a scale, it is applied to the block's sums.
+Where inputs are codes too, the processor multiplies codes as they lie in shared memory; each step's
+sums are added up in float32, as it keeps fewer bits over many columns. Else codes are widened in
+registers to the type of inputs, which is exact. Where a block of columns has a scale, it is applied
+to the block's sums.
 """
 
 # A jit body only looks like typed Python.
@@ -22,9 +24,6 @@ from specengine.kernels.linear.quantised import Fp8Weight
 
 _WIDE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _CODES = 3
-# Codes of both sides as they are, by the processor's FP8 product; each step's sums are added up in
-# float32, as it keeps fewer bits over many columns. Right on an H200, not yet timed there.
-MULTIPLIES_CODES = False
 
 
 @triton.jit
@@ -107,9 +106,8 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     by_block = weight.columns if weight.columns < columns else 0
     rounds = matrix.input is not None and scale is None
     group = matrix.input.group if matrix.input is not None and rounds else None
-    wide = _WIDE[dtype]
-    if matrix.input is not None and dtype != torch.float32:
-        wide = _CODES if MULTIPLIES_CODES else _WIDE[torch.float16]
+    are_codes = matrix.input is not None and dtype != torch.float32
+    wide = _CODES if are_codes else _WIDE[dtype]
     form = (
         weight.rows,
         scales.shape[1],
@@ -124,18 +122,14 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     return Operands(given, form, most)
 
 
-# Without the limit a thread takes 168 registers, and a multiprocessor three programs; within it
-# nothing spills.
+# Within the limits of registers nothing spills, and a multiprocessor has more programs of few rows.
+_FEW, _GATE_UP = Tile(16, 64, 256, 4, 3), Tile(16, 32, 256, 4, 3)
 _TILES = replace(
     PACKED,
     few=(
-        (
-            0.0,
-            Tiles(
-                Tile(16, 32, 256, 4, 3, registers=128),
-                Tile(16, 64, 256, 4, 3, registers=128),
-            ),
-        ),
+        (0.25, Tiles(_FEW, Tile(16, 128, 256, 4, 4, turns=2))),
+        (0.03, Tiles(replace(_GATE_UP, registers=96), replace(_FEW, registers=96))),
+        (0.0, Tiles(replace(_GATE_UP, registers=128), replace(_FEW, registers=128))),
     ),
 )
 FORMAT = ExpertFormat(Fp8Weight, _operands, _sums, tiles=_TILES)
