@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from specengine.core.request import FinishReason, Req
@@ -43,39 +42,28 @@ class StopStrings:
         return min(found)[2] if found else None
 
 
-@dataclass(slots=True)
-class Cut:
-    kept: int  # leading tokens that stand; the one that ends the request is among them
-    reason: FinishReason | None  # None: the request goes on
-
-
-def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> Cut:
-    """How many of the newly chosen `tokens` belong to the output, none of which is committed yet.
+def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> tuple[int, FinishReason | None]:
+    """How many of the newly chosen `tokens` belong to the output, none of which is committed yet,
+    the one that ends the request among them; and why it ends, None if it goes on.
 
     EOS, stop tokens and stop strings among the first min_tokens tokens do not count. Stop strings
     and grammars see each token once: the caller commits what is kept.
     """
-    if _none_ends(req, tokens, context_len):
-        return Cut(len(tokens), None)
-    for index, token in enumerate(tokens):
-        reason = _reason_to_stop(req, token, len(req.output_ids) + index + 1, context_len)
-        if reason is not None:
-            return Cut(index + 1, reason)
-    return Cut(len(tokens), None)
-
-
-def _none_ends(req: Req, tokens: Sequence[int], context_len: int) -> bool:
-    """Whether it can be seen at a glance that the request goes on after all of them: hundreds of
-    requests are asked after each round."""
-    num_output = len(req.output_ids) + len(tokens)
+    num_output, count = len(req.output_ids), len(tokens)
     max_tokens = req.sampling.max_tokens
-    return (
+    if (  # at a glance: hundreds of requests are asked after each round
         req.stop_checker is None
         and req.grammar is None
-        and (max_tokens is None or num_output < max_tokens)
-        and len(req.prompt_ids) + num_output < context_len
+        and (max_tokens is None or num_output + count < max_tokens)
+        and len(req.prompt_ids) + num_output + count < context_len
         and req.end_ids.isdisjoint(tokens)
-    )
+    ):
+        return count, None
+    for index, token in enumerate(tokens, 1):
+        reason = _reason_to_stop(req, token, num_output + index, context_len)
+        if reason is not None:
+            return index, reason
+    return count, None
 
 
 def _reason_to_stop(req: Req, token: int, num_output: int, context_len: int) -> FinishReason | None:

@@ -17,7 +17,7 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.core.spec_totals import SpecTotals
 from specengine.scheduler.admission import Admission
 from specengine.scheduler.batching import BatchBuilder
-from specengine.scheduler.finish import Cut, StopStrings, TextDecoder, find_cut
+from specengine.scheduler.finish import StopStrings, TextDecoder, find_cut
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.lifecycle import RequestLifecycle
 from specengine.scheduler.policy import SchedulePolicy
@@ -155,7 +155,7 @@ class Scheduler:
             req.prompt_logprobs += result.prompt_logprobs[index]
             self._commit_chunk(req, batch.extend_lens[index])
             if tokens:
-                self._emit(req, tokens, logprobs, find_cut(req, tokens, self.policy.context_len))
+                self._emit(req, tokens, logprobs, *find_cut(req, tokens, self.policy.context_len))
 
     def commit_round(self, reqs: list[Req], result: VerifyResult) -> None:
         """Take the outcome of a round. The KV of accepted nodes lies where a chain would have
@@ -163,12 +163,12 @@ class Scheduler:
         drafts: list[int] = []
         accepted: list[int] = []
         num_rounds = 0
-        for index, req in enumerate(reqs):
+        logprobs = [[]] * len(reqs) if result.logprobs is None else result.logprobs
+        outcomes = zip(reqs, result.tokens, result.num_drafted, logprobs, strict=True)
+        for req, tokens, drafted, own in outcomes:
             if req.state is not ReqState.FINISHED:
-                logprobs = result.logprobs[index] if result.logprobs is not None else []
                 req.spec.is_lossy |= result.is_lossy
-                tokens, drafted = result.tokens[index], result.num_drafted[index]
-                kept = self._commit_run(req, tokens, logprobs, drafted, result.depth)
+                kept = self._commit_run(req, tokens, own, drafted, result.depth)
                 num_rounds += 1
                 if drafted:
                     drafts.append(drafted)
@@ -300,19 +300,26 @@ class Scheduler:
     ) -> int:
         """The tokens of one round. With each of them that stands, the KV of the token before it
         stands as well: the root's with the first. How many do."""
-        cut = find_cut(req, tokens, self.policy.context_len)
-        self.ledger.commit(req, cut.kept)
-        req.spec.record(drafted, cut.kept - 1, depth)
-        self._emit(req, tokens, logprobs, cut)
-        return cut.kept
+        kept, reason = find_cut(req, tokens, self.policy.context_len)
+        self.ledger.commit(req, kept)
+        req.spec.record(drafted, kept - 1, depth)
+        self._emit(req, tokens, logprobs, kept, reason)
+        return kept
 
-    def _emit(self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], cut: Cut) -> None:
-        req.output_ids += tokens if cut.kept == len(tokens) else tokens[: cut.kept]
+    def _emit(
+        self,
+        req: Req,
+        tokens: list[int],
+        logprobs: list[TokenLogprob],
+        kept: int,
+        reason: FinishReason | None,
+    ) -> None:
+        req.output_ids += tokens if kept == len(tokens) else tokens[:kept]
         if logprobs:
-            req.logprobs += logprobs[: cut.kept]
-        self.num_generated_tokens += cut.kept
+            req.logprobs += logprobs[:kept]
+        self.num_generated_tokens += kept
         if req.first_token_time is None:
             req.first_token_time = monotonic()
         self.lifecycle.note_change(req)
-        if cut.reason is not None:
-            self.lifecycle.finish(req, cut.reason)
+        if reason is not None:
+            self.lifecycle.finish(req, reason)
