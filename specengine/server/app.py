@@ -54,9 +54,9 @@ def create_app(
     app = FastAPI(title="specengine", version=__version__, docs_url=None, redoc_url=None)
     app.router.route_class = LimitedRoute
     app.state.service, app.state.bodies = service, BodyReader(service.limits)
+    _add_generation(app, service)  # first: a path is compared with one route after the other
     _add_probes(app, service)
     _add_models(app, service)
-    _add_generation(app, service)
     _add_tokens(app, service)
     add_admin(app, service)
     if config.dashboard:

@@ -6,18 +6,25 @@ import asyncio
 import gc
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from email.message import Message
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from specengine.core.limits import LimitConfig
 from specengine.core.trim import trim_memory
 from specengine.server.bounds import check_bounds, check_text
-from specengine.server.errors import ApiError, BodyRefused
+from specengine.server.errors import NO_OBJECT, ApiError, BodyRefused, of_validation
 from specengine.server.service import Service
 
+Model = TypeVar("Model", bound=BaseModel)
+
+JSON_TYPES = ("application/json", "application/json; charset=utf-8")
 # Bodies above this are parsed one after the other, so that other work gets its turn between them.
 LARGE = 65_536
 TRIM_AFTER = 3.0  # seconds
@@ -122,12 +129,63 @@ class LimitedRequest(Request):
         except ApiError as error:
             raise BodyRefused(error) from None
 
+    async def model(self, kind: type[Model]) -> Model:
+        """The body as FastAPI reads it, with the same errors, and without the work that only other
+        kinds of parameters need. Raises HTTPException, and what validators raise."""
+        parsed = None
+        if await self.body() and self._is_json():
+            try:
+                parsed = await self.json()
+            except json.JSONDecodeError as error:
+                message = f"the body is not valid JSON: {error.msg}"
+                raise ApiError(400, message, code="invalid_json") from error
+            except HTTPException:
+                raise
+            except Exception as error:
+                raise HTTPException(400) from error
+        if not isinstance(parsed, dict):
+            raise ApiError(400, NO_OBJECT)
+        try:
+            return kind.model_validate(parsed)
+        except ValidationError as error:
+            raise of_validation(error.errors(include_url=False, include_input=False)[0]) from None
+
+    def _is_json(self) -> bool:
+        given = self.headers.get("content-type", "")
+        if given in JSON_TYPES:  # what nearly all send
+            return True
+        message = Message()
+        message["content-type"] = given
+        main, _, kind = message.get_content_type().partition("/")
+        return main == "application" and (kind == "json" or kind.endswith("+json"))
+
 
 class LimitedRoute(APIRoute):
+    """Endpoints that take `body`, a model, and `request` are called without FastAPI's solving of
+    dependencies, which takes longer than all else that is done with a short request's body."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        endpoint, kind = self.endpoint, _model_of(self.endpoint)
+        if kind is None:
+            handle = super().get_route_handler()
+        else:
+
+            async def handle(request: Request) -> Response:
+                assert isinstance(request, LimitedRequest)
+                response: Response = await endpoint(await request.model(kind), request)
+                return response
 
         async def limited(request: Request) -> Response:
             return await handle(LimitedRequest(request.scope, request.receive))
 
         return limited
+
+
+def _model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+    """Of `body`, where the endpoint is a coroutine of `body` and `request`."""
+    hints = get_type_hints(endpoint)
+    hints.pop("return", None)
+    kind = hints.get("body")
+    fits = list(hints) == ["body", "request"] and hints["request"] is Request
+    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return kind if fits and is_model and iscoroutinefunction(endpoint) else None

@@ -39,7 +39,8 @@ def check_bounds(body: Any, limits: LimitConfig) -> None:
     if not isinstance(body, dict):
         return
     for bound in BOUNDS:
-        bound.check(body, limits)
+        if bound.param in body or bound is CHOICES:  # prompts without n are choices too
+            bound.check(body, limits)
     for place, nested in _nested(body):
         for bound in NESTED_BOUNDS:
             bound.check(nested, limits, f"{place}.")

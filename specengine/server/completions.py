@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from specengine.core.errors import RequestError
 from specengine.core.request import TokenLogprob
@@ -19,17 +20,23 @@ from specengine.server.service import ServedEngine
 async def completion_job(engine: ServedEngine, body: CompletionRequest, label: str) -> Job:
     """Raises ApiError or RequestError where the request cannot be served."""
     sampling = body.to_sampling()
-    prompts = await asyncio.to_thread(encode_prompts, engine, body.prompt)
+    prompts = await encode_prompts(engine, body.prompt)
     check_context(engine, prompts, "prompt")
     asked = [JobPrompt(ids, sampling, label, body.is_prompt_only) for ids in prompts]
     return make_job(engine, asked, body.num_kept)
 
 
-def encode_prompts(
+async def encode_prompts(
     engine: ServedEngine, prompts: list[Prompt], param: str = "prompt"
 ) -> list[list[int]]:
-    """Token ids of each. Raises RequestError."""
-    tokenizer = engine.tokenizer
+    """Token ids of each. Texts are encoded in another thread, which takes a while to begin. Raises
+    RequestError."""
+    has_text = any(isinstance(one, str) for one in prompts)
+    arguments = engine.tokenizer, prompts, param
+    return await asyncio.to_thread(_encode, *arguments) if has_text else _encode(*arguments)
+
+
+def _encode(tokenizer: Any, prompts: list[Prompt], param: str) -> list[list[int]]:
     encoded = [encode_text(tokenizer, p, param=param) if isinstance(p, str) else p for p in prompts]
     if not all(encoded):
         raise RequestError(f"{param} is empty; give at least one token", param)

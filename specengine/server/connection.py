@@ -24,12 +24,27 @@ class StrictConnection(h11.Connection):
     """Refuses a request with both Content-Length and Transfer-Encoding. h11 goes by the latter; a
     proxy that goes by the former sees another request in the body (RFC 9112, section 6.1). Other
     versions of HTTP are refused as well, which h11 leaves to its caller, and a header beyond the
-    limit that came whole, of which h11 counts what is unfinished alone."""
+    limit that came whole, of which h11 counts what is unfinished alone.
+
+    Chunks of an answer, which change no state, are framed here: h11 needs a quarter of the time
+    that an event takes."""
 
     def __init__(self, max_header_bytes: int) -> None:
         super().__init__(h11.SERVER, max_header_bytes)
         self._max_header_bytes = max_header_bytes
         self.is_header_too_long = False
+        self._is_chunked = False  # the answer that is being sent
+
+    def send(self, event: Any) -> Any:
+        if type(event) is h11.Data and self._is_chunked and self.our_state is h11.SEND_BODY:
+            data = event.data
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        sent = super().send(event)
+        if type(event) is h11.Response:
+            self._is_chunked = (
+                sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+            )
+        return sent
 
     def next_event(self) -> Any:
         is_header = self.their_state is h11.IDLE

@@ -105,15 +105,16 @@ class DistantEngine(Operations):
             raise RequestError(f"{param} has half a surrogate pair in it, which is no text", param)
         limit, info = sampling.max_tokens, self._info
         steps = sampling.speculative.num_steps
-        return replace(
-            sampling,
-            temperature=float(sampling.temperature),
-            top_k=min(sampling.top_k, info.vocab_size),
-            max_tokens=None if limit is None else min(limit, info.context_length),
-            min_tokens=min(sampling.min_tokens, info.context_length),
-            stop=tuple(filter(is_text, sampling.stop)),  # others match nothing
-            speculative=replace(
-                sampling.speculative,
-                num_steps=None if steps is None else min(steps, info.context_length),
-            ),
-        )
+        values: dict[str, Any] = {
+            "top_k": min(sampling.top_k, info.vocab_size),
+            "max_tokens": None if limit is None else min(limit, info.context_length),
+            "min_tokens": min(sampling.min_tokens, info.context_length),
+            "stop": tuple(filter(is_text, sampling.stop)),  # others match nothing
+        }
+        if steps is not None and steps > info.context_length:
+            values["speculative"] = replace(sampling.speculative, num_steps=info.context_length)
+        others = {name: one for name, one in values.items() if one != getattr(sampling, name)}
+        temperature: Any = sampling.temperature
+        if not isinstance(temperature, float):
+            others["temperature"] = float(temperature)
+        return replace(sampling, **others) if others else sampling

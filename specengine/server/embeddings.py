@@ -36,7 +36,7 @@ class EmbeddingRequest(Strict):
 
 async def embed(engine: ServedEngine, body: EmbeddingRequest, request: Request) -> Json:
     """The answer. Raises ApiError or RequestError where the request cannot be served."""
-    prompts = await asyncio.to_thread(encode_prompts, engine, body.input, "input")
+    prompts = await encode_prompts(engine, body.input, "input")
     check_context(engine, prompts, "input")
     record, job = record_of(request.scope), uuid4().hex
     tasks = [

@@ -23,6 +23,7 @@ from specengine.server.json_bytes import dumps
 
 logger = logging.getLogger(__name__)
 
+NO_OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
 MOST_TOLD = 2000  # characters of what a client sent, in a message or a name of a field
 
 
@@ -113,9 +114,7 @@ def _of_body(error: RequestValidationError) -> ApiError:
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
     if not place:
-        return ApiError(
-            400, "the body must be a JSON object, sent with Content-Type: application/json"
-        )
+        return ApiError(400, NO_OBJECT)
     return of_validation({**first, "loc": place})
 
 

@@ -15,7 +15,7 @@ from specengine.server.errors import ApiError
 from specengine.server.job import Job, checked
 from specengine.server.json_bytes import Json, dumps, encoded
 from specengine.server.request_log import record_of
-from specengine.server.service import Service, system_fingerprint
+from specengine.server.service import Service
 from specengine.server.streaming import (
     DONE,
     EventStream,
@@ -63,6 +63,7 @@ class Run:
 
     def __init__(self, job: Job, service: Service, request: Request) -> None:
         self.job = job
+        self.fingerprint = service.fingerprint(job.engine.config)
         self.finished: dict[int, RequestOutput] = {}  # in the order in which they finished
         self._metrics = service.metrics
         self._record = record_of(request.scope)
@@ -150,7 +151,7 @@ class ChoicesAnswer:
             "object": shape.object,
             "created": int(time.time()),
             "model": engine.model_name,
-            "system_fingerprint": system_fingerprint(engine.config),
+            "system_fingerprint": run.fingerprint,
         }
 
     async def whole(self) -> Json:
@@ -177,8 +178,9 @@ class ChoicesAnswer:
                 made += len(output.new_token_ids)
                 if streaming.has_usage_in_chunks:
                     usage = {"usage": run.usage_so_far(made)}
-                is_last = run.is_complete and not streaming.has_usage
-                last = {"metrics": run.metrics()} if is_last else {}
+                is_last = output.finish_reason is not None and run.is_complete
+                tells_last = is_last and not streaming.has_usage
+                last = {"metrics": run.metrics()} if tells_last else {}
                 first = {} if choice in opened else self.shape.about_prompt(output)
                 events = []
                 for chunk in self._chunks(choice, output, choice not in opened):
@@ -186,10 +188,11 @@ class ChoicesAnswer:
                     events.append(writer.event(chunk, usage | first | (last if closes else {})))
                     first = {}
                     opened.add(choice)
+                if is_last and streaming.has_usage:
+                    more = {"usage": run.usage(), "metrics": run.metrics()}
+                    events.append(writer.event(None, more))
                 if events:
                     yield b"".join(events)
-        if streaming.has_usage:
-            yield writer.event(None, {"usage": run.usage(), "metrics": run.metrics()})
 
     def _chunks(self, choice: int, output: RequestOutput, is_first: bool) -> list[Json]:
         opening = self.shape.opening(choice, output) if is_first else None

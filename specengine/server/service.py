@@ -90,6 +90,7 @@ class Service:
         self.is_stopping = False  # new requests are refused
         self.started = int(time.time())
         self.metrics = ServerMetrics(self._stats)
+        self._fingerprint: tuple[EngineConfig, str] | None = None  # the last
 
     def require(self, model: str | None = None) -> ServedEngine:
         """The engine. ApiError where it is not ready, or does not serve `model`."""
@@ -128,6 +129,14 @@ class Service:
         """Under which requests may ask for the model."""
         return engine.config.model.served_names or (engine.model_name,)
 
+    def fingerprint(self, config: EngineConfig) -> str:
+        """Changes whenever the same seed may give another text."""
+        if self._fingerprint is None or self._fingerprint[0] is not config:
+            parts = (__version__, config.model, config.spec)
+            digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+            self._fingerprint = config, "fp_" + digest[:12]
+        return self._fingerprint[1]
+
     def stop(self) -> None:
         """End the engine, and with it every open request."""
         if self.engine is not None:
@@ -140,9 +149,3 @@ class Service:
 
     def _stats(self) -> EngineStats | None:
         return None if self.engine is None else self.engine.stats()
-
-
-def system_fingerprint(config: EngineConfig) -> str:
-    """Changes whenever the same seed may give another text."""
-    parts = (__version__, config.model, config.spec)
-    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

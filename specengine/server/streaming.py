@@ -94,8 +94,7 @@ class EventStream(Response):
                 if not started:
                     raise
                 await send(_body(event(as_api_error(error).body())))
-        await send(_body(self._last_event))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send(_body(self._last_event) | {"more_body": False})
 
     async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -29,10 +30,19 @@ class Strict(BaseModel):
         for name, harmless in cls.unsupported.items():
             if data.get(name) is not None and data[name] not in harmless:
                 raise RequestError(f"{name} is not supported; leave it out", name)
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((name for name in data if name not in known | cls.unsupported.keys()), None)
+        known = _names(cls)
+        if data.keys() <= known:
+            return data
+        taken = known | cls.unsupported.keys()
+        unknown = next((name for name in data if name not in taken), None)
         if unknown in cls.instead:
             message = f"{unknown} is not a parameter of this endpoint; use {cls.instead[unknown]}"
             raise ApiError(400, message, unknown, "unknown_param")
         kept = known if unknown is None else known | {unknown}  # one error, however many there are
         return {name: value for name, value in data.items() if name in kept}
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """Of its fields, as they stand in a body."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())

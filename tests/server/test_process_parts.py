@@ -147,6 +147,7 @@ HUGE = 10**30
 SENDABLE = [
     SamplingParams(max_tokens=HUGE, top_k=HUGE, speculative=SpecControl(num_steps=HUGE)),
     SamplingParams(temperature=HUGE, stop=("a", "\ud800")),
+    SamplingParams(temperature=2**200),
 ]
 
 
@@ -164,6 +165,15 @@ def test_numbers_and_texts_beyond_messagepack_are_served(
     found = asyncio.run(run())
     assert found.max_tokens in (200, 128)
     assert set(found.stop) <= {"a"}
+
+
+def test_what_a_message_carries_is_sent_as_it_is(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine, asked = remote(tmp_path), SamplingParams(max_tokens=5, temperature=0.5, stop="a")
+        assert engine._sendable(asked) is asked
+        engine.shutdown()
+
+    asyncio.run(run())
 
 
 def remote(folder: Path) -> RemoteEngine:

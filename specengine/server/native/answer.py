@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> J
     """Raises ApiError or RequestError where the request cannot be served."""
     samplings = body.to_samplings()
     _check_grammars(samplings, engine.config.limits)
-    prompts = await asyncio.to_thread(encode_prompts, engine, body.prompts, body.param)
+    prompts = await encode_prompts(engine, body.prompts, body.param)
     check_context(engine, prompts, body.param)
     if any((start or 0) >= len(ids) for start, ids in zip(body.starts, prompts, strict=True)):
         message = "logprob_start_len lies behind the end of a prompt"
