@@ -42,9 +42,13 @@ class StopStrings:
         return min(found)[2] if found else None
 
 
-def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> tuple[int, FinishReason | None]:
-    """How many of the newly chosen `tokens` belong to the output, none of which is committed yet,
-    the one that ends the request among them; and why it ends, None if it goes on.
+# How many tokens stand, the one that ends the request among them, and why it ends: None if it goes
+# on. A plain tuple, since one is made for each request and round.
+Cut = tuple[int, FinishReason | None]
+
+
+def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> Cut:
+    """Which of the newly chosen `tokens` belong to the output; none of them is committed yet.
 
     EOS, stop tokens and stop strings among the first min_tokens tokens do not count. Stop strings
     and grammars see each token once: the caller commits what is kept.

@@ -17,7 +17,7 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.core.spec_totals import SpecTotals
 from specengine.scheduler.admission import Admission
 from specengine.scheduler.batching import BatchBuilder
-from specengine.scheduler.finish import StopStrings, TextDecoder, find_cut
+from specengine.scheduler.finish import Cut, StopStrings, TextDecoder, find_cut
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.lifecycle import RequestLifecycle
 from specengine.scheduler.policy import SchedulePolicy
@@ -155,7 +155,7 @@ class Scheduler:
             req.prompt_logprobs += result.prompt_logprobs[index]
             self._commit_chunk(req, batch.extend_lens[index])
             if tokens:
-                self._emit(req, tokens, logprobs, *find_cut(req, tokens, self.policy.context_len))
+                self._emit(req, tokens, logprobs, find_cut(req, tokens, self.policy.context_len))
 
     def commit_round(self, reqs: list[Req], result: VerifyResult) -> None:
         """Take the outcome of a round. The KV of accepted nodes lies where a chain would have
@@ -300,20 +300,15 @@ class Scheduler:
     ) -> int:
         """The tokens of one round. With each of them that stands, the KV of the token before it
         stands as well: the root's with the first. How many do."""
-        kept, reason = find_cut(req, tokens, self.policy.context_len)
+        cut = find_cut(req, tokens, self.policy.context_len)
+        kept = cut[0]
         self.ledger.commit(req, kept)
         req.spec.record(drafted, kept - 1, depth)
-        self._emit(req, tokens, logprobs, kept, reason)
+        self._emit(req, tokens, logprobs, cut)
         return kept
 
-    def _emit(
-        self,
-        req: Req,
-        tokens: list[int],
-        logprobs: list[TokenLogprob],
-        kept: int,
-        reason: FinishReason | None,
-    ) -> None:
+    def _emit(self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], cut: Cut) -> None:
+        kept, reason = cut
         req.output_ids += tokens if kept == len(tokens) else tokens[:kept]
         if logprobs:
             req.logprobs += logprobs[:kept]
