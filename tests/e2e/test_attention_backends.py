@@ -74,11 +74,11 @@ def run_on(llm: LLM, backend: AttentionBackend) -> None:
         runner.attn_backend = backend
 
 
-@pytest.mark.parametrize(("name", "backend"), each_value(2, SPECS, KINDS), indirect=["backend"])
+@pytest.mark.parametrize(("name", "backend"), each_value(1, SPECS, KINDS), indirect=["backend"])
 def test_backend_in_pytorch_changes_no_token(
     name: str, backend: AttentionBackend, plain: list[list[int]]
 ) -> None:
-    """Each backend with half of the drafters; with all of them in make test-all."""
+    """Each backend with some of the drafters; with all of them in make test-all."""
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
     parts = llm.engine.parts

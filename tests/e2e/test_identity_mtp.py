@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import DraftProposal
 from tests.draft.mtp_reading import FORMS, Reading, add_mtp
 from tests.e2e.test_identity import EIGHT, NEW_TOKENS, PROMPTS, greedy, make
+from tests.halves import each_value, slow_but
 from tests.support.mtp_targets import TARGETS, predictable
 
 CHAIN = SpecConfig(algorithm="MTP", adaptive=False, num_steps=3)
@@ -25,15 +27,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chain, chunks of 16": {"spec": CHAIN, "chunked_prefill_size": 16},
     "chain, mixed": {"spec": CHAIN, "chunked_prefill_size": 16, "enable_mixed_chunk": True},
 }
-# Forms differ in the model alone: each drafts once, MiMo's in every setting.
-CASES = [(form, layers, "chain") for form in FORMS[:2] for layers in (1, 3)]
-CASES += [("ernie", 1, "chain")]
-CASES += [("mimo", layers, setting) for setting in SETTINGS for layers in (1, 3)]
+# Forms differ in the model alone: each drafts once in `make test`, MiMo's in every setting.
+CASES = [(form, 3, "chain") for form in FORMS[:2]] + [("ernie", 1, "chain")]
+EVERY = [*CASES, *((form, 1, "chain") for form in FORMS[:2])]
+EVERY += [*(("mimo", layers, setting) for setting in SETTINGS for layers in (1, 3))]
+CASES += [("mimo", 3, "chain"), ("mimo", 1, "chain, pages of 16")]
+CASES += [("mimo", 1, "chain, chunks of 16"), ("mimo", 3, "chain, mixed")]
 TREES: dict[str, dict[str, Any]] = {
     "tree": {"spec": TREE},
     "tree, pages of 16": {"spec": TREE, "page_size": 16},
 }
-CASES += [("mimo", 1, setting) for setting in TREES]
+EVERY += [("mimo", 1, setting) for setting in TREES]
+CASES += [("mimo", 1, "tree, pages of 16")]
 
 Checkpoint = Callable[[str, int], Path]
 Plain = Callable[..., list[list[int]]]
@@ -75,7 +80,7 @@ def _spec_of(llm: LLM, prompts: list[str]) -> list[Any]:
     return [one.spec for one in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize(("form", "layers", "setting"), CASES)
+@pytest.mark.parametrize(("form", "layers", "setting"), slow_but(CASES, EVERY))
 def test_output_is_that_of_plain_decoding(
     form: str, layers: int, setting: str, checkpoint: Checkpoint, plain: Plain
 ) -> None:
@@ -87,21 +92,26 @@ def test_output_is_that_of_plain_decoding(
     llm.engine.scheduler.check_invariant()
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+CORNERS: dict[str, dict[str, Any]] = {
+    "token by token": {"spec": CHAIN, "chunked_prefill_size": 1},
+    "one step": {"spec": SpecConfig(algorithm="nextn", adaptive=False, num_steps=1)},
+    "beside suffixes": {
+        "spec": SpecConfig(algorithm="MTP", adaptive=False, num_steps=2, hybrid_suffix=True)
+    },
+}
+
+
 @pytest.mark.parametrize(
-    "flags",
-    [
-        {"spec": CHAIN, "chunked_prefill_size": 1},
-        {"spec": SpecConfig(algorithm="nextn", adaptive=False, num_steps=1)},
-        {"spec": SpecConfig(algorithm="MTP", adaptive=False, num_steps=2, hybrid_suffix=True)},
-    ],
-    ids=["token by token", "one step", "beside suffixes"],
+    ("corner", "layers"),
+    slow_but(
+        [("token by token", 3), ("one step", 1), ("beside suffixes", 3)], product(CORNERS, [1, 3])
+    ),
 )
 def test_corners_change_nothing(
-    flags: dict[str, Any], layers: int, checkpoint: Checkpoint, plain: Plain
+    corner: str, layers: int, checkpoint: Checkpoint, plain: Plain
 ) -> None:
     folder = checkpoint("mimo", layers)
-    assert greedy(make(folder, **flags), PROMPTS[:4]) == plain(folder)[:4]
+    assert greedy(make(folder, **CORNERS[corner]), PROMPTS[:4]) == plain(folder)[:4]
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -130,8 +140,7 @@ def test_retraction_changes_nothing(
     tight.engine.scheduler.check_invariant()
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "layers"), each_value(1, FORMS, [1, 3]))
 def test_drafts_of_a_predictable_target_all_stand(
     form: str, layers: int, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -143,8 +152,10 @@ def test_drafts_of_a_predictable_target_all_stand(
         assert spec.num_accepted == NEW_TOKENS - 1 - spec.num_steps
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "layers"),
+    slow_but([*product(FORMS, [3]), ("mimo", 1)], product(FORMS, [1, 3])),
+)
 def test_drafts_are_those_of_the_equations(
     form: str, layers: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.draft.standalone.worker import StandaloneWorker
 from tests.draft import eagle_checkpoints as checkpoints
+from tests.halves import each_value, slow_but
 
 NEW_TOKENS = 18
 STEPS = 3
@@ -177,7 +178,10 @@ def test_retraction_changes_nothing(
 
 @pytest.mark.parametrize(
     ("algorithm", "shape"),
-    [("STANDALONE", "chain"), ("STANDALONE", "tree"), ("EAGLE", "chain"), ("EAGLE3", "tree")],
+    slow_but(
+        [("STANDALONE", "tree"), ("EAGLE", "chain")],
+        [("STANDALONE", "chain"), ("STANDALONE", "tree"), ("EAGLE", "chain"), ("EAGLE3", "tree")],
+    ),
 )
 def test_up_to_the_end_of_the_context(
     algorithm: str, shape: str, target: Path, drafts: dict[str, Path]
@@ -192,8 +196,7 @@ def test_up_to_the_end_of_the_context(
     assert [run(alone, [prompt], max_tokens=None)[0] for prompt in PROMPTS[:3]] == expected
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("shape", ["chain", "static tree"])
+@pytest.mark.parametrize(("shape", "setting"), each_value(1, ["chain", "static tree"], SETTINGS))
 def test_the_target_itself_as_the_drafter_is_always_right(
     shape: str, setting: str, target: Path, plain: list[list[int]]
 ) -> None:
@@ -262,10 +265,13 @@ def test_a_seed_fixes_what_sampled_drafts_come_to(
     assert sum(one.spec.num_accepted for one in together) > 0
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["best", "sampled"])
 @pytest.mark.parametrize(
-    ("algorithm", "shape"),
-    [("STANDALONE", "static tree"), ("EAGLE", "chain"), ("EAGLE3", "tree")],
+    ("algorithm", "shape", "sampled"),
+    each_value(
+        1,
+        [("STANDALONE", "static tree"), ("EAGLE", "chain"), ("EAGLE3", "tree")],
+        [False, True],
+    ),
 )
 def test_a_seed_fixes_the_output_of_matched_drafts(
     algorithm: str, shape: str, sampled: bool, target: Path, drafts: dict[str, Path]

@@ -90,10 +90,11 @@ def test_a_request_is_ended_by_its_name(live: LiveServer) -> None:
 def test_one_prompt_of_a_list_is_ended_by_its_number(live: LiveServer) -> None:
     params = {"max_new_tokens": 240, "ignore_eos": True, "temperature": 0}
     body = {"text": ["abc", "bcd", "cde"], "rid": "mine", "sampling_params": [params] * 3}
-    with ThreadPoolExecutor() as pool, slow_engine(live):
-        asked = pool.submit(httpx.post, f"{live.url}/generate", json=body, timeout=60)
-        until(lambda: live.engine.scheduler.num_running == 3)
-        assert admin(live, "/abort_request", rid="mine_1") == {"num_requests": 1}
+    with ThreadPoolExecutor() as pool:
+        with slow_engine(live):
+            asked = pool.submit(httpx.post, f"{live.url}/generate", json=body, timeout=60)
+            until(lambda: live.engine.scheduler.num_running == 3)
+            assert admin(live, "/abort_request", rid="mine_1") == {"num_requests": 1}
         found = [one["meta_info"] for one in asked.result(60).json()]
     assert [one["id"] for one in found] == ["mine_0", "mine_1", "mine_2"]
     assert [one["finish_reason"]["type"] for one in found] == ["length", "abort", "length"]

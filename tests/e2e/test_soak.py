@@ -16,6 +16,7 @@ from specengine.engine.proof.subjects import CROWDED, FRESH, PLAIN, State, Subje
 from specengine.engine.proof.tiny_model import save_tiny_models
 from specengine.engine.proof.workload import Workload
 from specengine.runner.loader.loaded_model import LoadedModel
+from tests.halves import slow_but
 
 REQUESTS = 24
 
@@ -56,7 +57,7 @@ LAYER_A_STEP = "MTP, a layer a step: chain + suffix"
     ("name", "page_size"),
     [
         ("NGRAM tree", 16),
-        ("STANDALONE tree", 1),
+        _other_pages("STANDALONE tree", 1),
         ("EAGLE3 chain", 16),
         (LAYER_A_STEP, 1),
         _other_pages("NGRAM tree", 1),
@@ -71,7 +72,10 @@ def test_nothing_is_lost_or_changed(name: str, page_size: int, world: World) -> 
     assert {"length", "stop"} <= done.reasons.keys()
 
 
-@pytest.mark.parametrize("name", ["STANDALONE sampled tree", "EAGLE sampled chain"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(["STANDALONE sampled tree"], ["STANDALONE sampled tree", "EAGLE sampled chain"]),
+)
 def test_nothing_is_lost_of_sampled_drafts(name: str, world: World) -> None:
     done = world.run(name, State(CROWDED))
     assert [check for check in done.checks(name) if not check.passed] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round import sampling
 from specengine.engine.round.key import InFlightRound
 from specengine.kernels.kv.keep_rows import keep_rows
-from tests.halves import each_value, slow_but, thinned
+from tests.halves import each_value, slow_but
 from tests.support.device_rounds import (
     come_and_go,
     make_eager_rounds,
@@ -92,6 +93,30 @@ PARAMS = {
     "biased": BIASED,
     "logprobs": WITH_LOGPROBS,
 }
+# Every chain once, and of trees each kind of drafter and of shape: what all trees accept, another
+# test says.
+FAST = [
+    ("plain", "greedy"),
+    ("EAGLE", "logprobs"),
+    ("EAGLE3", "biased"),
+    ("STANDALONE", "edited"),
+    ("MTP", "sampled"),
+    ("MTP layers", "greedy"),
+    ("NGRAM", "logprobs"),
+    ("SUFFIX", "biased"),
+    ("tree", "sampled"),
+    ("static tree", "logprobs"),
+    ("tree of MTP", "biased"),
+    ("few nodes of STANDALONE", "edited"),
+]
+FAST_TREES = [
+    ("tree of EAGLE", "greedy"),
+    ("tree", "biased"),
+    ("narrow static tree", "greedy"),
+    ("tree of MTP", "greedy"),
+    ("one level of STANDALONE", "biased"),
+    ("few nodes of STANDALONE", "greedy"),
+]
 MANY = [PROMPTS[i % 3] + str(i) for i in range(12)]
 Specs = Callable[[str], tuple[Path, SpecConfig | None]]
 
@@ -125,7 +150,7 @@ def assert_plain(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("kind", "asked"), thinned(5, ["plain", *KINDS], PARAMS))
+@pytest.mark.parametrize(("kind", "asked"), slow_but(FAST, product(["plain", *KINDS], PARAMS)))
 def test_device_rounds_emit_and_accept_what_host_rounds_do(
     kind: str, asked: str, where: str, is_long: bool, spec_of: Specs
 ) -> None:
@@ -154,7 +179,7 @@ def test_device_rounds_emit_and_accept_what_host_rounds_do(
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     "kind",
-    slow_but(["EAGLE3", "NGRAM", "tree"], ["plain", "EAGLE3", "MTP layers", "NGRAM", "tree"]),
+    slow_but(["NGRAM", "tree"], ["plain", "EAGLE3", "MTP layers", "NGRAM", "tree"]),
 )
 def test_device_rounds_without_overlap_change_no_token(
     kind: str, where: str, spec_of: Specs
@@ -200,7 +225,9 @@ def test_device_trees_are_those_of_the_host(kind: str, asked: str, spec_of: Spec
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("kind", "asked"), each_value(1, TREES, ["greedy", "biased"]))
+@pytest.mark.parametrize(
+    ("kind", "asked"), slow_but(FAST_TREES, product(TREES, ["greedy", "biased"]))
+)
 def test_device_trees_accept_what_host_trees_do(
     kind: str, asked: str, where: str, spec_of: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +368,10 @@ def test_requests_draft_no_deeper_than_they_allow(kind: str, where: str, spec_of
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("kind", ["plain", "EAGLE3", "NGRAM", "narrow tree", "tree"])
+@pytest.mark.parametrize(
+    "kind",
+    slow_but(["EAGLE3", "NGRAM", "tree"], ["plain", "EAGLE3", "NGRAM", "narrow tree", "tree"]),
+)
 def test_requests_end_with_the_context(kind: str, where: str, spec_of: Specs) -> None:
     folder, spec = spec_of(kind)
     flags = {"context_length": 64}

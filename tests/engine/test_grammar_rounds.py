@@ -18,6 +18,7 @@ from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound
+from tests.halves import slow_but
 from tests.support.device_rounds import make_on_device, run_on_device
 from tests.support.rounds import ON_CPU, WHERE, make, summary
 
@@ -91,13 +92,10 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     ("name", "overlaps"),
-    [
-        *(
-            pytest.param(name, True, marks=pytest.mark.slow if name == "EAGLE" else ())
-            for name in NAMES
-        ),
-        ("EAGLE3", False),
-    ],
+    slow_but(
+        [("plain", True), ("a tree", True), ("NGRAM", True), ("EAGLE3", False)],
+        [*((name, True) for name in NAMES), ("EAGLE3", False)],
+    ),
 )
 def test_grammar_rounds_emit_what_host_rounds_do(
     name: str,
@@ -129,7 +127,9 @@ ENDED = [
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["EAGLE3", "a tree", "NGRAM", "a tree of text"])
+@pytest.mark.parametrize(
+    "name", slow_but(["EAGLE3", "a tree of text"], ["EAGLE3", "a tree", "NGRAM", "a tree of text"])
+)
 def test_drafts_that_a_grammar_cuts_are_not_counted(
     name: str, target: Path, specs: dict[str, SpecConfig | None]
 ) -> None:

@@ -99,6 +99,8 @@ OF_DRAFTERS = {
     "a tree of a model": ["source.drafter.previous", "source.drafter.tree_rows.counters"],
     "a tree of text": ["source.buffer"],
 }
+# Those with an input that no other has; the others in `make test-all`.
+OF_THEIR_OWN = ["NGRAM", "EAGLE3", "STANDALONE", "MTP", "a static tree"]
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +151,6 @@ def elsewhere(root: object, path: str) -> Iterator[str]:
         set_on(owner, last, before)
 
 
-@pytest.fixture(params=SHAPES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def folder(name: str, target: Path, with_mtp: Path) -> Path:
     return with_mtp if name == "MTP" else target
@@ -183,6 +180,7 @@ def check_tokens(llm: LLM, folder: Path, most: int) -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", slow_but(OF_THEIR_OWN, SHAPES))
 def test_input_that_moved_is_reported(
     name: str, folder: Path, where: str, drafters: dict[str, str]
 ) -> None:

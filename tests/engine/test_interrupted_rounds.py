@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specengine import SpecConfig
-from tests.halves import thinned
+from tests.halves import each_value
 from tests.support.device_rounds import make_on_device
 from tests.support.plain import plain_says
 from tests.support.rounds import GREEDY, ON_CPU, PROMPTS, make
@@ -40,8 +40,8 @@ def test_rounds_after_a_failed_capture_read_what_was_decided(
 @ON_CPU
 @pytest.mark.parametrize(
     ("name", "penalty", "where", "overlaps"),
-    thinned(
-        2,
+    each_value(
+        1,
         [("plain", 0.5), ("NGRAM", 0.0), ("EAGLE3", 0.0), ("EAGLE3", 0.5)],
         ["collect", "launch"],
         [False, True],

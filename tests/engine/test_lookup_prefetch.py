@@ -24,6 +24,7 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.lookup import LookupChains
 from specengine.kernels.native import lookup, suffix
 from specengine.scheduler.policy import SchedulePolicy
+from tests.halves import thinned
 from tests.support.device_rounds import run_on_device
 from tests.support.draft_batches import decode_batch
 from tests.support.rounds import ON_CPU
@@ -272,9 +273,8 @@ def test_shared_corpora_do_not_draft_ahead(name: str) -> None:
 @ON_CPU
 @IN_C
 @pytest.mark.parametrize(
-    "grammar", [None, GrammarSpec.regex("(ab|01){8}")], ids=["free", "grammar"]
+    ("name", "grammar"), thinned(2, SPECS, [None, GrammarSpec.regex("(ab|01){8}")])
 )
-@pytest.mark.parametrize("name", SPECS)
 def test_outputs_and_rounds_are_the_same_with_drafts_ahead(
     name: str, grammar: GrammarSpec | None, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

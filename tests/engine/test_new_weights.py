@@ -17,6 +17,7 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS
+from tests.halves import slow_but
 from tests.support.families import FAMILIES
 
 TINY = "tiny"
@@ -79,7 +80,7 @@ def answers(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", slow_but(["NGRAM", "EAGLE3"], SPECS))
 def test_updated_engine_answers_as_a_new_one(name: str, other: Path) -> None:
     llm = LLM(TINY, SPECS[name], **FLAGS)
     before = answers(llm)
@@ -133,7 +134,7 @@ def test_weights_of_before_give_the_answers_of_before(other: Path) -> None:
     assert answers(llm) == before
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", slow_but(["plain", "EAGLE3"], SPECS))
 def test_unfinished_requests_go_on_with_the_new_weights(name: str, other: Path) -> None:
     """What stood stays; what follows is what the new weights continue it with."""
     llm = LLM(TINY, SPECS[name], **FLAGS)

@@ -15,7 +15,7 @@ from specengine.kernels.delta.types import StatePaths
 from specengine.memory.state_pool import StatePool
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.engine.state_mutants import STATE_MUTANTS, StateMutant
-from tests.halves import thinned
+from tests.halves import slow_but, thinned
 from tests.support.device_rounds import run_on_device
 
 FAMILY = "qwen3next"
@@ -142,13 +142,15 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize(
+    "name", slow_but(["pages of 16", "mixed chunks", "few snapshots", "no snapshots"], FLAGS)
+)
 def test_cached_prefixes_go_on_from_snapshots(
-    flags: dict[str, Any], target: Path, alone: list[list[int]]
+    name: str, target: Path, alone: list[list[int]]
 ) -> None:
     """The first time, what prompts share is found: the second, each whole prompt; the third, what
     follows on a prompt."""
-    llm = make(target, CHAIN, **flags)
+    llm = make(target, CHAIN, **FLAGS[name])
     for _ in range(2):
         assert texts(llm) == alone
     snapshots, scheduler = llm.engine.scheduler.ledger.snapshots, llm.engine.scheduler

@@ -1,10 +1,11 @@
 """The kernels that decide about drafts, compiled for Hopper; for a process of its own.
-Prints how many forms of each there are."""
+Prints how many forms of each there are. Argument: "every size", or "one size"."""
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,8 @@ from tests.kernels import offline_triton, relaxed_world
 from tests.kernels.sampled_world import CPU, draws_of, random_round
 
 
-def main() -> None:
+def main(sizes: str) -> None:
+    first = 0 if sizes == "every size" else -1
     offline_triton.use()
     launch, compiled = JITFunction.run, Counter[str]()
 
@@ -50,7 +52,7 @@ def main() -> None:
     relaxed = relaxed_world.random_round(random.Random(0), 3, 5, 9000, tree=False)
     for logits_TV in (relaxed.logits_TV, relaxed.logits_TV.bfloat16()):
         accept_relaxed(replace(relaxed, logits_TV=logits_TV), 3, 0.3, backend="triton")
-    for num_nodes, num_steps in ((2, 1), (7, 3), (40, 39)):
+    for num_nodes, num_steps in ((2, 1), (7, 3), (40, 39))[first:]:
         nodes = torch.zeros(4, 2, 40, dtype=torch.int64)
         tree_shape(nodes[:, 0, 0].contiguous(), nodes, num_nodes, num_steps, backend="triton")
     table, place = ChoiceTable.of(3, CPU), torch.arange(3)
@@ -61,7 +63,7 @@ def main() -> None:
     for above in ((), (depths, mask), (depths, mask, False)):
         drafted = DraftedNodes(starts, starts, nodes, *above)
         edit_rows_(torch.zeros(6, 9000), edits, drafted, backend="triton")
-    for topk, num_steps, num_nodes in ((2, 3, 2), (4, 5, 40)):
+    for topk, num_steps, num_nodes in ((2, 3, 2), (4, 5, 40))[first:]:
         found, roots = Found.of(3, topk, num_steps, CPU), torch.zeros(3, dtype=torch.int64)
         for limits in (None, TreeLimits(topk, roots, roots)):
             tree = tree_build(roots, found, num_nodes, num_steps, limits, backend="triton")
@@ -78,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

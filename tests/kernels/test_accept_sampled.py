@@ -21,6 +21,7 @@ from specengine.kernels.accept.accept_sibling import accept_sibling
 from specengine.kernels.accept.accept_target_only import accept_target_only
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.kernels.dispatch import Backend
+from tests.halves import slow_but
 from tests.kernels import offline_triton
 from tests.kernels.sampled_world import (
     CPU,
@@ -124,25 +125,29 @@ def test_every_launch_decides_the_same(name: str, tree: bool) -> None:
         assert torch.equal(found.tokens_B, first.tokens_B)
 
 
-def test_the_compiler_takes_what_the_interpreter_does(triton_cache: Path) -> None:
+COMPILED = {  # of how many forms; those of one size, and of every size
+    "_begin_kernel": (4, 4),
+    "_draw_kernel": (6, 6),
+    "_reject_kernel": (1, 1),
+    "_judge_block_kernel": (1, 1),
+    "_descend_kernel": (2, 2),
+    "_walk_kernel": (2, 2),
+    "_accept_relaxed_kernel": (2, 2),
+    "_tree_shape_kernel": (1, 3),
+    "_sample_rows_kernel": (1, 1),
+    "_edit_rows_kernel": (3, 3),
+    "_tree_build_kernel": (2, 4),
+    "_accept_path_kernel": (1, 2),
+    "_tree_step_kernel": (2, 4),
+    "_draw_siblings_kernel": (1, 2),
+}
+
+
+@pytest.mark.parametrize("sizes", slow_but(["one size"], ["one size", "every size"]))
+def test_the_compiler_takes_what_the_interpreter_does(sizes: str, triton_cache: Path) -> None:
     pytest.importorskip("triton")
-    compiled = offline_triton.run("tests.kernels.offline_accept", triton_cache)
-    assert compiled == {
-        "_begin_kernel": 4,
-        "_draw_kernel": 6,
-        "_reject_kernel": 1,
-        "_judge_block_kernel": 1,
-        "_descend_kernel": 2,
-        "_walk_kernel": 2,
-        "_accept_relaxed_kernel": 2,
-        "_tree_shape_kernel": 3,
-        "_sample_rows_kernel": 1,
-        "_edit_rows_kernel": 3,
-        "_tree_build_kernel": 4,
-        "_accept_path_kernel": 2,
-        "_tree_step_kernel": 4,
-        "_draw_siblings_kernel": 2,
-    }
+    compiled = offline_triton.run("tests.kernels.offline_accept", triton_cache, sizes)
+    assert compiled == {name: forms[sizes == "every size"] for name, forms in COMPILED.items()}
 
 
 def one_draft(target: list[float], draft: list[float], token: int, after: Tensor) -> SampledRound:

@@ -13,6 +13,7 @@ from specengine.kernels.linear.norm import rms_norm
 from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
+from tests.halves import slow_but
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.emulated_head import emulate_head, forms_asked_for, let_heads_take_it
 
@@ -39,10 +40,10 @@ def best_of(x: Tensor, weight: Tensor) -> Tensor:
     return (x.float() @ weight.float().T).bfloat16().argmax(-1)
 
 
-@pytest.mark.parametrize(
-    ("rows", "hidden", "outs"),
-    [(1, 64, 1000), (4, 96, 500), (13, 64, 16), (9, 320, 1000), (16, 960, 500), (2, 32, 4000)],
-)
+SIZES = [(1, 64, 1000), (4, 96, 500), (13, 64, 16), (9, 320, 1000), (16, 960, 500), (2, 32, 4000)]
+
+
+@pytest.mark.parametrize(("rows", "hidden", "outs"), slow_but(SIZES[1:5], SIZES))
 def test_the_best_of_each_row(rows: int, hidden: int, outs: int) -> None:
     x, weight, room = draw(rows, hidden), draw(outs, hidden), slots()
     for _ in range(2):

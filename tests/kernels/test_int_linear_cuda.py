@@ -14,6 +14,7 @@ from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.int_linear_cuda import is_faster, takes, takes_wide, tile_for
 from specengine.kernels.linear.quantised import IntWeight
+from tests.halves import slow_but, thinned
 from tests.kernels.cuda_places import PLACES, placed
 from tests.kernels.half_precision import close
 
@@ -121,15 +122,14 @@ def test_every_tile_gives_the_same_bits(tile: Tile, place: torch.device) -> None
     assert torch.equal(int_linear_cuda.int_linear(x, weight, None, tile), expected)
 
 
-@pytest.mark.parametrize(
-    ("tile", "rows"),
-    [
-        (WideTile(4, 8, 8, 2, 4), 70),
-        (WideTile(8, 4, 8, 4, 3), 5),
-        (WideTile(12, 4, 8, 8, 5), 21),
-    ],
-    ids=str,
-)
+CLUSTERS = [
+    (WideTile(4, 8, 8, 2, 4), 70),
+    (WideTile(8, 4, 8, 4, 3), 5),
+    (WideTile(12, 4, 8, 8, 5), 21),
+]
+
+
+@pytest.mark.parametrize(("tile", "rows"), slow_but(CLUSTERS[1:], CLUSTERS), ids=str)
 def test_blocks_of_a_cluster_have_the_bits_of_parts_of_warps(
     tile: WideTile, rows: int, place: torch.device
 ) -> None:
@@ -140,8 +140,14 @@ def test_blocks_of_a_cluster_have_the_bits_of_parts_of_warps(
     assert torch.equal(int_linear_cuda.int_linear(x, weight, bias, tile), expected)
 
 
-@pytest.mark.parametrize("scale_type", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tile", [WideTile(4, 16, 8, 1, 3, True), WideTile(8, 4, 8, 4, 4, True)])
+@pytest.mark.parametrize(
+    ("tile", "scale_type"),
+    thinned(
+        2,
+        [WideTile(4, 16, 8, 1, 3, True), WideTile(8, 4, 8, 4, 4, True)],
+        [torch.float16, torch.bfloat16],
+    ),
+)
 def test_rounded_weights_are_the_dequantised_ones(
     tile: WideTile, scale_type: torch.dtype, place: torch.device
 ) -> None:

@@ -17,6 +17,7 @@ from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import Fp8Input
+from tests.halves import slow_but
 from tests.kernels.cuda_places import PLACES, placed
 from tests.kernels.half_precision import close
 
@@ -61,14 +62,14 @@ def first(x: Tensor, chosen: Chosen, rows: int) -> tuple[Tensor, Chosen]:
     return x[:rows], Chosen(ids, weights)
 
 
-@pytest.mark.parametrize(
-    ("rows", "name", "has_bias", "tile"),
-    [
-        (1, "clamped", True, RowsTile(2, 2, 2, 2)),
-        (6, "silu", False, RowsTile(1, 4, 3, 3)),
-        (21, "clamped", True, RowsTile(2, 1, 2, 5)),
-    ],
-)
+CASES = [
+    (1, "clamped", True, RowsTile(2, 2, 2, 2)),
+    (6, "silu", False, RowsTile(1, 4, 3, 3)),
+    (21, "clamped", True, RowsTile(2, 1, 2, 5)),
+]
+
+
+@pytest.mark.parametrize(("rows", "name", "has_bias", "tile"), slow_but(CASES[1:], CASES))
 def test_experts_equal_the_reference(
     rows: int, name: str, has_bias: bool, tile: RowsTile, place: torch.device
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from specengine.core.parallel import communicator, split_over
 from specengine.kernels.ranks import pair_sum
 from specengine.kernels.ranks.pair_sum import PairSum
+from tests.halves import thinned
 from tests.kernels.emulated_cuda import Compiled
 from tests.support.pretended_ranks import PretendedRanks, on_threads
 
@@ -87,8 +88,7 @@ def at_once(_: random.Random) -> float:
     return 0.0
 
 
-@pytest.mark.parametrize("dtype", pair_sum.DTYPES)
-@pytest.mark.parametrize("with_stream", [False, True])
+@pytest.mark.parametrize(("dtype", "with_stream"), thinned(2, pair_sum.DTYPES, [False, True]))
 def test_sum_has_the_bits_of_separate_operations(
     pair: Pair, dtype: torch.dtype, with_stream: bool
 ) -> None:

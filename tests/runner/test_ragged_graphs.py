@@ -19,6 +19,7 @@ from specengine.core.sampling import SpecControl
 from specengine.draft.worker import DraftWorker
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
+from tests.halves import slow_but
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 from tests.support.mtp_targets import predictable
 
@@ -99,11 +100,17 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 @pytest.mark.parametrize(
     ("name", "in_one"),
-    [
-        *((name, True) for name in SHAPES),
-        ("EAGLE3", False),
-        pytest.param("EAGLE3 tree", False, marks=pytest.mark.slow),
-    ],
+    slow_but(
+        [
+            ("NGRAM tree", True),
+            ("EAGLE3", False),
+            ("EAGLE3 tree of samples", True),
+            ("EAGLE3 and suffixes", True),
+            ("STANDALONE tree", True),
+            ("MTP", True),
+        ],
+        [*((name, True) for name in SHAPES), ("EAGLE3", False), ("EAGLE3 tree", False)],
+    ),
 )
 def test_replayed_rounds_give_the_tokens_of_eager_rounds(
     name: str,
@@ -134,7 +141,7 @@ LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
-@pytest.mark.parametrize("name", ["EAGLE3 tree", "STANDALONE tree"])
+@pytest.mark.parametrize("name", slow_but(["EAGLE3 tree"], ["EAGLE3 tree", "STANDALONE tree"]))
 def test_stochastic_tree_is_the_same_whatever_other_requests_draft(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +162,7 @@ def test_stochastic_tree_is_the_same_whatever_other_requests_draft(
     assert counters["draft loop"]["replays"] > 8
 
 
-@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE", "MTP"])
+@pytest.mark.parametrize("name", slow_but(["EAGLE3", "MTP"], ["EAGLE3", "STANDALONE", "MTP"]))
 def test_prompts_replay_graphs_that_were_captured_ahead(
     name: str,
     target: Path,
@@ -223,7 +230,12 @@ def test_moved_page_table_is_refused_by_the_guard(
         tokens(llm, BATCHES[1])
 
 
-@pytest.mark.parametrize("name", ["EAGLE3", "EAGLE3 tree", "STANDALONE", "STANDALONE tree"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["EAGLE3", "STANDALONE tree"], ["EAGLE3", "EAGLE3 tree", "STANDALONE", "STANDALONE tree"]
+    ),
+)
 def test_moved_buffer_of_a_draft_loop_is_refused_by_the_guard(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,11 @@ def together(
 
 @pytest.mark.parametrize(
     ("spec", "where"),
-    [(None, "host"), (NGRAM, "host"), (None, "device")],
+    [
+        (None, "host"),
+        pytest.param(NGRAM, "host", marks=pytest.mark.slow),
+        (None, "device"),
+    ],
     ids=["plain", "ngram", "device rounds"],
 )
 def test_any_of_three_ranks_may_be_idle(
