@@ -133,16 +133,16 @@ class LimitedRequest(Request):
         """The body as FastAPI reads it, with the same errors, and without the work that only other
         kinds of parameters need. Raises HTTPException, and what validators raise."""
         parsed = None
-        if await self.body() and self._is_json():
-            try:
+        try:
+            if await self.body() and self._is_json():
                 parsed = await self.json()
-            except json.JSONDecodeError as error:
-                message = f"the body is not valid JSON: {error.msg}"
-                raise ApiError(400, message, code="invalid_json") from error
-            except HTTPException:
-                raise
-            except Exception as error:
-                raise HTTPException(400) from error
+        except json.JSONDecodeError as error:
+            message = f"the body is not valid JSON: {error.msg}"
+            raise ApiError(400, message, code="invalid_json") from error
+        except HTTPException:
+            raise
+        except Exception as error:  # the client left, say
+            raise HTTPException(400) from error
         if not isinstance(parsed, dict):
             raise ApiError(400, NO_OBJECT)
         try:

@@ -91,7 +91,8 @@ def in_the_background() -> Iterator[None]:
 @pytest.mark.usefixtures("in_the_background")
 def test_interrupt_lets_a_command_clean_up(tmp_path: Path) -> None:
     code = "try:\n    print('runs', flush=True)\n"
-    code += "    import threading; threading.Event().wait()\n"
+    # By turns: a signal that comes just before a wait without an end does not end it.
+    code += "    import time\n    while True: time.sleep(0.05)\n"
     code += "except KeyboardInterrupt:\n    print('cleaned up')\n"
     process = start(tmp_path, code)
     while "runs" not in log(tmp_path):

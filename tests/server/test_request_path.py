@@ -122,6 +122,25 @@ def test_body_of_a_kind_of_json_is_taken(content: bytes, kind: str) -> None:
     assert (found[0]["prompt"], found[1]) == ([[1, 2]], "/v1/completions")
 
 
+@pytest.mark.parametrize("route", [SolvedRoute, LimitedRoute])
+def test_client_that_leaves_within_its_body_is_no_error_of_the_server(
+    route: type[APIRoute],
+) -> None:
+    arrived = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return next(arrived, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    scope["headers"] = [(b"content-type", JSON.encode())]  # type: ignore[assignment]
+    asyncio.run(app_of(route)(scope, receive, send))
+    assert sent[0]["status"] == 400
+
+
 def test_schema_of_a_direct_route_has_its_body() -> None:
     operation = app_of(LimitedRoute).openapi()["paths"]["/v1/completions"]["post"]
     assert operation["requestBody"]["content"][JSON]["schema"]["$ref"].endswith("CompletionRequest")
