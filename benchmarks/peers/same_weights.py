@@ -36,7 +36,13 @@ from checkpoint import (  # noqa: E402
     num_bytes,
     published_shapes,
 )
-from side_by_side import Run, peer_runs, run_in_waves, share_of_memory  # noqa: E402
+from side_by_side import (  # noqa: E402
+    Run,
+    add_option_of,
+    peer_runs,
+    run_in_waves,
+    share_of_memory,
+)
 
 SHARED_MEMORY = Path("/dev/shm")
 ENGINES = ("specengine", "sglang", "vllm")
@@ -234,13 +240,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--limit", type=float, default=240, help="seconds of those at once")
     parser.add_argument("--layers", type=int, help="the first ones of the shape alone")
-    parser.add_argument(
-        "--option-of",
-        action="append",
-        default=[],
-        metavar="PEER:NAME=JSON",
-        help="of a peer's engine",
-    )
+    add_option_of(parser)
     return parser.parse_args(argv)
 
 

@@ -132,6 +132,17 @@ def share_of_memory(at_once: int, tokens: int, token_bytes: int) -> list[str]:
     ]
 
 
+def add_option_of(parser: argparse.ArgumentParser) -> None:
+    """Options, as of `peer_runs`."""
+    parser.add_argument(
+        "--option-of",
+        action="append",
+        default=[],
+        metavar="PEER:NAME=JSON",
+        help="of a peer's engine",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -168,13 +179,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--starting", type=float, default=200, help="seconds to be up in")
     parser.add_argument("--limit", type=float, default=300, help="seconds of those at once")
-    parser.add_argument(
-        "--option-of",
-        action="append",
-        default=[],
-        metavar="PEER:NAME=JSON",
-        help="of a peer's engine",
-    )
+    add_option_of(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     for name in PASSED_ON:
         parser.add_argument(f"--{name}", type=int, nargs="+", help="of the engines' scripts")

@@ -123,13 +123,13 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
 
 
 # Within the limits of registers nothing spills, and a multiprocessor has more programs of few rows.
-_FEW, _GATE_UP = Tile(16, 64, 256, 4, 3), Tile(16, 32, 256, 4, 3)
+_NARROW, _WIDER = Tile(16, 32, 256, 4, 3), Tile(16, 64, 256, 4, 3)
 _TILES = replace(
     PACKED,
     few=(
-        (0.25, Tiles(_FEW, Tile(16, 128, 256, 4, 4, turns=2))),
-        (0.03, Tiles(replace(_GATE_UP, registers=96), replace(_FEW, registers=96))),
-        (0.0, Tiles(replace(_GATE_UP, registers=128), replace(_FEW, registers=128))),
+        (0.25, Tiles(_WIDER, Tile(16, 128, 256, 4, 4, turns=2))),
+        (0.03, Tiles(replace(_NARROW, registers=96), replace(_WIDER, registers=96))),
+        (0.0, Tiles(replace(_NARROW, registers=128), replace(_WIDER, registers=128))),
     ),
 )
 FORMAT = ExpertFormat(Fp8Weight, _operands, _sums, tiles=_TILES)
