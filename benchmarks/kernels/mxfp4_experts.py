@@ -2,13 +2,15 @@
 
     python -m benchmarks.kernels.mxfp4_experts [--shapes gpt-oss-20b …] [--jobs 12] [--json FILE]
     python -m benchmarks.kernels.mxfp4_experts --few [--json FILE]
+    python -m benchmarks.kernels.mxfp4_experts --more [--json FILE]
 
 A layer's two products in a CUDA graph, over the weights of several layers, so that none is read
 from a cache; rows choose experts evenly. TB/s are of the chosen experts' weights, each read once;
 "copy" is what a plain copy of this card moves. Errors are those against the float32 reference of
 dequantised weights, relative, of some rows; "bits" tells whether a row among 64 has those of it
 alone. The first form times Triton's tiles (--jobs: processes that compile them, before), the
-second those of CUDA C++ at few rows beside Triton's in force, and writes `mxfp4-few-rows`.
+second those of CUDA C++ at few rows beside Triton's in force, the third those at 32 to 128 rows.
+They write `mxfp4-few-rows` and `mxfp4-more-rows`. Errors and bits come before times.
 """
 
 from __future__ import annotations
@@ -17,9 +19,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from benchmarks.kernels.experts import SHAPES, Shape, copy_speed, graph_us, rows_of, summed
-from benchmarks.kernels.packed_experts import mxfp4
-from specengine.core.registry import EXPERT_FORMATS, load_place
-from specengine.kernels.experts import experts_triton, mxfp4_cuda, route_triton
-from specengine.kernels.experts.experts import experts
-from specengine.kernels.experts.mxfp4_cuda import RowsTile, tile_for
-from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from benchmarks.kernels.experts import SHAPES, copy_speed, rows_of
+from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Layer, Variant, multiplied
+from specengine.kernels.experts import route_triton
+from specengine.kernels.experts.mxfp4_cuda import ManyTile, RowsTile, tile_for
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
-from specengine.kernels.experts.types import Chosen, Router, Routing
-from specengine.kernels.linear.mxfp4 import Mxfp4Weight
+from specengine.kernels.experts.types import Routing
 from specengine.kernels.precompile import precompile
 
-CUDA = "cuda"
-FORMAT = load_place(EXPERT_FORMATS["mxfp4"])
-LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2}  # whose weights take turns
 ROWS = {"gpt-oss-20b": (1, 8, 64, 256, 2048), "gpt-oss-120b": (1, 8)}
 # Sixteen rows of weights a warp: up to 32 of a tile are multiplied a warp, 64 a group of four.
 GATES = {
@@ -69,15 +62,36 @@ ROWS_TILES = [
 ]
 
 
+MORE = (32, 48, 64, 96, 128)
+MANY_TILES = [
+    *(ManyTile(2, 12, stages, 4) for stages in (4, 6)),
+    *(ManyTile(2, 15, stages, 4) for stages in (3, 5)),
+    ManyTile(2, 11, 6, 4),
+    *(ManyTile(2, warps, 4, 4, 2) for warps in (6, 7)),
+    ManyTile(2, 8, 4, 2, 2),
+    *(ManyTile(4, 8, 3, eights) for eights in (2, 3)),
+]
+
+
 @dataclass(frozen=True)
-class Variant:
+class Subject:
+    """A table of CUDA C++ beside Triton."""
+
     name: str
-    tiles: Tiles | RowsTile
+    title: str
+    rows: tuple[int, ...]
+    tiles: list[RowsTile] | list[ManyTile]
+
+    def variants(self, rows: int, chosen: int) -> list[Variant]:
+        """Triton's, the one in force, and the others."""
+        usual = FORMAT.tiles.tiles_of(rows, SHAPES[FEW_SHAPE].count, chosen)
+        now = tile_for(rows, chosen, SHAPES[FEW_SHAPE].count)
+        tiles = dict.fromkeys([*([now] if now else []), *self.tiles])
+        return [Variant(TRITON, usual), *(Variant(str(one), one) for one in tiles)]
 
 
-def few_variants(rows: int, chosen: int) -> list[Variant]:
-    usual = FORMAT.tiles.tiles_of(rows, SHAPES[FEW_SHAPE].count, chosen)
-    return [Variant(TRITON, usual), *(Variant(str(one), one) for one in ROWS_TILES)]
+FEW_SUBJECT = Subject("mxfp4-few-rows", "Experts in MXFP4, few rows", FEW, ROWS_TILES)
+MORE_SUBJECT = Subject("mxfp4-more-rows", "Experts in MXFP4, 32 to 128 rows", MORE, MANY_TILES)
 
 
 def variants(rows: int, chosen: int) -> list[Variant]:
@@ -98,127 +112,6 @@ def _of(name: str) -> tuple[Tile, Tile]:
     return GATES[name], replace(GATES[name], outs=2 * GATES[name].outs)
 
 
-def multiplied(
-    x: torch.Tensor, chosen: Chosen, weights: PackedExpertWeights, tiles: Tiles | RowsTile
-) -> torch.Tensor:
-    if isinstance(tiles, Tiles):
-        return experts_triton.experts(x, chosen, weights, tiles)
-    return mxfp4_cuda.experts(x, chosen, weights, tiles)
-
-
-def draw(rows: int, columns: int, seed: int) -> Mxfp4Weight:
-    """Of scales that differ."""
-    made = mxfp4(rows, columns, seed)
-    generator = torch.Generator(CUDA).manual_seed(seed)
-    more = torch.randint(-2, 2, made.scale.shape, device=CUDA, generator=generator)
-    return replace(made, scale=(made.scale + more).to(torch.uint8))
-
-
-@dataclass
-class Layer:
-    router: Router
-    weights: PackedExpertWeights
-
-    @classmethod
-    def of(cls, shape: Shape, seed: int) -> Layer:
-        generator = torch.Generator(CUDA).manual_seed(seed)
-        seeds = count(1000 * seed)
-
-        def normal(*size: int, scale: float) -> torch.Tensor:
-            out = torch.empty(size, device=CUDA, dtype=torch.bfloat16)
-            return out.normal_(0.0, scale, generator=generator)
-
-        def stack(rows: int, columns: int) -> PackedExperts:
-            each = (draw(rows, columns, next(seeds)) for _ in range(shape.count))
-            made = PackedExperts.of(FORMAT, shape.count, each)
-            assert made is not None
-            return made
-
-        weights = PackedExpertWeights(
-            stack(2 * shape.inner, shape.hidden),
-            stack(shape.hidden, shape.inner),
-            normal(shape.count, 2 * shape.inner, scale=0.1),
-            normal(shape.count, shape.hidden, scale=0.1),
-            shape.activation,
-        )
-        return cls(Router(normal(shape.count, shape.hidden, scale=shape.hidden**-0.5)), weights)
-
-
-def some(chosen: Chosen, rows: Any) -> Chosen:
-    return Chosen(chosen.ids_TK[rows].contiguous(), chosen.weights_TK[rows].contiguous())
-
-
-@dataclass
-class Bench:
-    name: str
-    layers: list[Layer]
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.name]
-
-    def picked(self, rows: int) -> list[Chosen]:
-        x, routing = rows_of(self.shape, rows), Routing(self.shape.chosen)
-        return [route_triton.route(x, layer.router, routing) for layer in self.layers]
-
-    def expected(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which rows are looked at, and what the reference gives of them."""
-        x, chosen, weights = rows_of(self.shape, rows), self.picked(rows)[0], self.layers[0].weights
-        few = torch.linspace(0, rows - 1, min(rows, 3), device=CUDA).long()
-        return few, experts(x[few], some(chosen, few), weights, backend="torch").double()
-
-    def error(
-        self, rows: int, tiles: Tiles | RowsTile, few: torch.Tensor, expected: torch.Tensor
-    ) -> tuple[float, bool | None]:
-        """Of some rows, and whether the first one alone has the same bits."""
-        x, chosen, weights = rows_of(self.shape, rows), self.picked(rows)[0], self.layers[0].weights
-        out = multiplied(x, chosen, weights, tiles)
-        error = (summed(out)[few].double() - expected).norm() / expected.norm()
-        same = None
-        if are_few(*chosen.ids_TK.shape):
-            alone = multiplied(x[:1], some(chosen, slice(0, 1)), weights, tiles)
-            same = torch.equal(alone[:, 0], out[:, 0])
-        return float(error), same
-
-    def us(self, rows: int, tiles: Tiles | RowsTile) -> float:
-        x = rows_of(self.shape, rows)
-        pairs = zip(self.picked(rows), self.layers, strict=True)
-        return graph_us(
-            [
-                lambda c=c, w=one.weights: multiplied(x, c, w, tiles)  # type: ignore[misc]
-                for c, one in pairs
-            ]
-        )
-
-    def read_bytes(self, rows: int) -> float:
-        weights = self.layers[0].weights
-        size = (weights.gate_up.num_bytes + weights.down.num_bytes) / self.shape.count
-        picked = self.picked(rows)
-        return size * sum(len(one.ids_TK.unique()) for one in picked) / len(picked)
-
-    def table(
-        self, made: Callable[[int, int], list[Variant]], all_rows: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        found = []
-        for rows in all_rows:
-            moved, expected = self.read_bytes(rows), self.expected(rows)
-            for one in made(rows, self.shape.chosen):
-                try:
-                    error, same = self.error(rows, one.tiles, *expected)
-                    us = self.us(rows, one.tiles)
-                except Exception as problem:  # out of shared memory
-                    print(rows, one.name, type(problem).__name__, str(problem)[:80], flush=True)
-                    continue
-                row = {"shape": self.name, "rows": rows, "variant": one.name, "us": us}
-                found.append(row | {"TB/s": moved / us / 1e6, "error": error, "bits": same})
-                print(
-                    f"{self.name} {rows:5d} {us:7.1f} us {moved / us / 1e6:5.2f} TB/s "
-                    f"error {error:.2g} bits {same} {one.name}",
-                    flush=True,
-                )
-        return found
-
-
 def compile_part(part: str) -> None:
     """A part of all kernels, over one expert-layer's narrow weights of the same form."""
     own, parts = (int(one) for one in part.split("/"))
@@ -234,21 +127,21 @@ def compile_part(part: str) -> None:
             print("left out", rows, one.name, type(problem).__name__, str(problem)[:80])
 
 
-def few() -> list[dict[str, Any]]:
+def beside_triton(subject: Subject) -> list[dict[str, Any]]:
     shape = SHAPES[FEW_SHAPE]
     bench = Bench(FEW_SHAPE, [Layer.of(shape, seed) for seed in range(LAYERS[FEW_SHAPE])])
     with precompile():
-        for rows in FEW:
+        for rows in (1, *subject.rows):
             x, chosen = rows_of(shape, rows), bench.picked(rows)[0]
-            for one in few_variants(rows, shape.chosen):
+            for one in subject.variants(rows, shape.chosen):
                 multiplied(x, chosen, bench.layers[0].weights, one.tiles)
-    return bench.table(few_variants, FEW)
+    return bench.table(subject.variants, subject.rows)
 
 
-def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_rows(subject: Subject, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row of the filed table for each number of rows."""
     shape, table = SHAPES[FEW_SHAPE], []
-    for rows in FEW:
+    for rows in subject.rows:
         of = {one["variant"]: one for one in found if one["rows"] == rows}
         chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
         us, best = min((one["us"], name) for name, one in of.items() if name != TRITON)
@@ -273,16 +166,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--compile", metavar="PART/PARTS", help=argparse.SUPPRESS)
     parser.add_argument("--few", action="store_true", help="CUDA C++ at few rows")
+    parser.add_argument("--more", action="store_true", help="CUDA C++ at 32 to 128 rows")
     args = parser.parse_args()
     if args.compile:
         compile_part(args.compile)
         return
-    if args.few:
-        table = few()
+    if args.few or args.more:
+        subject = FEW_SUBJECT if args.few else MORE_SUBJECT
+        table = beside_triton(subject)
         _keep(args.json, table)
         _refuse_wrong(table)
-        title = "Experts in MXFP4, few rows"
-        print(report.write("kernels", "mxfp4-few-rows", title, by_rows(table)))
+        print(report.write("kernels", subject.name, subject.title, by_rows(subject, table)))
         return
     command = [sys.executable, "-m", "benchmarks.kernels.mxfp4_experts", "--compile"]
     jobs = [subprocess.Popen([*command, f"{part}/{args.jobs}"]) for part in range(args.jobs)]
