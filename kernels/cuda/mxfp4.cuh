@@ -23,7 +23,7 @@ __device__ __forceinline__ u32 odd_factors(u32 bytes) { return bytes >> 1 & 0x7f
 // The pairs q = 0 to 3 of an even and an odd block, the chunk's first ones or (later) second ones.
 __device__ __forceinline__ void widened(u32* even, u32* odd, u32 first, u32 second, u32 evens, u32 odds,
                                         bool later) {
-  const u32 joined = (first & FREE) | ((second << 2) & ~FREE);
+  const u32 joined = chosen_bits(FREE, first, second << 2);
   even[0] = multiply_pair(first & PAIR, evens, later);
   even[1] = multiply_pair(first << 4 & PAIR, evens, later);
   even[2] = multiply_pair(turned(first, 10) & PAIR, evens, later);

@@ -124,6 +124,13 @@ __device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
   return r;
 }
 
+// Bits of v where the mask has ones, and of other, at once.
+__device__ __forceinline__ u32 chosen_bits(u32 mask, u32 v, u32 other) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(r) : "r"(mask), "r"(v), "r"(other));
+  return r;
+}
+
 // (low of a, low of b), and (high of a, high of b).
 __device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }

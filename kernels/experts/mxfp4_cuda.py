@@ -30,7 +30,7 @@ _X_CHUNK, _X_PAD = 64, 16  # words
 _PART_BYTES = 1024 + 64  # of 16 rows of a chunk
 _X_STAGES, _X_PITCH = 3, 2 * 2 * CHUNK + 16  # steps of the rows, and bytes of a row of one
 _BARRIER_BYTES = 128
-_MEAN_ROWS = (4, 16)  # of an expert: more than the first, Triton up to the second
+_MEAN_ROWS = (4, 16)  # of an expert, at most: of few rows, and of more
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ def tile_for(num_rows: int, num_chosen: int, num_experts: int) -> RowsTile | Man
     """As timed with GPT-OSS-20B on an H200 (`mxfp4-few-rows` of benchmarks/results): of tiles for
     few rows those with eight warps, so that a row has the same bits in all, the fastest or up to 3%
     behind it. Of more than two rows an expert narrower ones, two of which fit in a multiprocessor.
-    None: Triton's kernel is faster."""
+    Of more than four, the tile that a model of the processor's clocks says (not timed yet). None:
+    Triton's kernel is faster."""
     mean = num_rows * num_chosen / num_experts
     if mean > _MEAN_ROWS[1]:
         return None

@@ -41,6 +41,7 @@ inline u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
 }
 inline u32 apart(u32 bytes) { return bytes & 0xff | (bytes & 0xff00) << 8; }
 inline u32 masked_or(u32 v, u32 mask, u32 bits) { return v & mask | bits; }
+inline u32 chosen_bits(u32 mask, u32 v, u32 other) { return v & mask | other & ~mask; }
 inline u32 low_halves(u32 a, u32 b) { return a & 0xffff | b << 16; }
 inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
 inline u32 subtract_pairs(u32 a, u32 b) {
