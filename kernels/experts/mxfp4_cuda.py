@@ -19,7 +19,6 @@ from specengine.kernels.dispatch import (
     multiprocessors,
 )
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
-from specengine.kernels.experts.tiles import are_few
 from specengine.kernels.experts.types import ACTIVATIONS, Chosen
 from specengine.kernels.linear.mxfp4_words import CHUNK, Mxfp4Words
 
@@ -30,6 +29,7 @@ _X_CHUNK, _X_PAD = 64, 16  # words
 _PART_BYTES = 1024 + 64  # of 16 rows of a chunk
 _X_STAGES, _X_PITCH = 3, 2 * 2 * CHUNK + 16  # steps of the rows, and bytes of a row of one
 _BARRIER_BYTES = 128
+MANY_FROM = 33  # rows: fewer have the same bits at every number of them, in tiles for few rows
 _MEAN_ROWS = (4, 16)  # of an expert, at most: of few rows, and of more
 
 
@@ -72,9 +72,8 @@ class RowsTile:
         return 32 * self.warps
 
     def fits(self, product: Product) -> bool:
-        """Whether so few rows are its own, and shared memory holds them one by one."""
-        is_held = self._bytes(1, product) <= MOST_SHARED
-        return is_held and are_few(product.num_rows, product.num_chosen)
+        """Whether shared memory holds rows one by one."""
+        return self._bytes(1, product) <= MOST_SHARED
 
     def defines(self, product: Product) -> tuple[tuple[str, int], ...]:
         return (
@@ -169,16 +168,15 @@ class ManyTile:
 
 
 def tile_for(num_rows: int, num_chosen: int, num_experts: int) -> RowsTile | ManyTile | None:
-    """As timed with GPT-OSS-20B on an H200 (`mxfp4-few-rows` of benchmarks/results): of tiles for
-    few rows those with eight warps, so that a row has the same bits in all, the fastest or up to 3%
+    """As timed with GPT-OSS-20B on an H200 (`mxfp4-rows` of benchmarks/results): of tiles for few
+    rows those with eight warps, so that a row has the same bits in all, the fastest or up to 3%
     behind it. Of more than two rows an expert narrower ones, two of which fit in a multiprocessor.
-    Of more than four, the tile that a model of the processor's clocks says (not timed yet). None:
-    Triton's kernel is faster."""
+    None: Triton's kernel is faster."""
     mean = num_rows * num_chosen / num_experts
     if mean > _MEAN_ROWS[1]:
         return None
-    if mean > _MEAN_ROWS[0]:
-        return ManyTile(2, 12, 4, 4)
+    if num_rows >= MANY_FROM or mean > _MEAN_ROWS[0]:
+        return ManyTile(2, 15, 3, 4)
     if mean > 2:
         return RowsTile(1, 8, 6, 8)
     return RowsTile(2, 8, 4, 4 if num_rows >= 4 else 2)
