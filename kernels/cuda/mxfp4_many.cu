@@ -1,20 +1,22 @@
-// One of the two products of experts in MXFP4 for more rows than mxfp4_rows.cu takes: what
-// packed_triton.py computes, of weights as kernels/linear/mxfp4_words.py lays them out, in bfloat16.
+// One of the two products of experts in MXFP4: what packed_triton.py computes, of weights as
+// kernels/linear/mxfp4_words.py lays them out, in bfloat16.
 //
 // Compile-time: DOWN (the second product), NT (parts of 16 rows of the weight a tile; of the first
-// product every second one is of up), WARPS (each with a tile of its own), STAGES (chunks of a warp on
-// their way), PASS (eights of an expert's rows multiplied at once), TOGETHER (blocks of a
-// multiprocessor), CHOSEN (experts a row), BIAS, CLAMPED.
+// product every second one is of up, and a single one is half of gate, half of up), WARPS (each with a
+// tile of its own), STAGES (chunks of a warp on their way), PASS (eights of an expert's rows multiplied
+// at once), X_STAGES (steps of the rows on their way), TOGETHER (blocks of a multiprocessor), CHOSEN
+// (experts a row), EXPERTS, BIAS, CLAMPED.
 //
-// The blocks of a row of the grid share the tiles of an expert evenly, and each of their warps takes a
-// tile a round: a code is fetched and widened once for up to 8 PASS rows, and only eights of rows that
-// exist are multiplied. Further rows are a further pass. Weights go through a ring that each warp has
-// for itself, from one tile to the next; one more warp fetches steps of the rows, which all share.
+// Blocks count which experts are chosen, and share all tiles of these evenly. Of each expert of its
+// share a block's warps take a tile a round: a code is fetched and widened once for up to 8 PASS rows,
+// and only eights of rows that exist are multiplied. Further rows are a further pass. Weights go through
+// a ring that each warp has for itself, from one tile to the next; one more warp fetches steps of the
+// rows, which all share.
 //
 // A sum is one thread's, over all columns in their order, whatever stands beside it.
 //
-// Weights are fetched before the kernel ahead has ended (griddepcontrol); the second product finds its
-// rows then too: the kernel that chose experts stands before the first one, and is complete.
+// The second product counts, and fetches weights, before the first one has ended (griddepcontrol): the
+// kernel that chose experts stands before that one, and is complete.
 
 #include "mxfp4.cuh"
 
@@ -22,54 +24,125 @@
 #define OUTS (DOWN ? 16 * NT : 8 * NT)
 #define STAGE_BYTES (NT * PART_BYTES)
 #define ROWS (8 * PASS)
-#define X_STAGES 3
 #define X_CHUNKS 2                        // of a step
 #define X_PITCH (X_CHUNKS * CHUNK * 2 + 16)  // bytes: eight rows read different banks
 #define X_BYTES (ROWS * X_PITCH)
 #define BARRIER_BYTES 128
+#define HALVES (!DOWN && NT == 1)  // of gate and of up
+#define UPS (DOWN || HALVES ? 1 : 2)  // parts from one of gate to the next
+
+// A block's tiles of all chosen experts', which stand one expert's behind the other's.
+struct Share {
+  int first, last, tiles;  // tiles: of an expert
+
+  __device__ __forceinline__ int first_expert() const { return first / tiles; }
+  __device__ __forceinline__ int experts() const {
+    return last > first ? (last - 1) / tiles - first_expert() + 1 : 0;
+  }
+};
+
+// Those of one of its experts.
+struct Part {
+  int first, last, rounds, at_once;  // at_once: tiles of a round, of warps
+
+  __device__ __forceinline__ Part(const Share& share, int number) {
+    const int before = (share.first_expert() + number) * share.tiles;
+    first = max(share.first - before, 0), last = min(share.last - before, share.tiles);
+    rounds = (last - first + WARPS - 1) / WARPS;
+    at_once = (last - first + rounds - 1) / rounds;
+  }
+};
+
+// How many experts have rows. A whole warp asks.
+__device__ __forceinline__ int count_chosen(const int* counts) {
+  int found = 0;
+  for (int start = 0; start < EXPERTS; start += 32) {
+    const int expert = start + (threadIdx.x & 31);
+    found += __popc(__ballot_sync(0xffffffff, expert < EXPERTS && counts[expert] > 0));
+  }
+  return found;
+}
+
+// The one behind `number` others that have rows. A whole warp asks.
+__device__ __forceinline__ int chosen_expert(const int* counts, int number) {
+  const int lane = threadIdx.x & 31;
+  int found = 0;
+  for (int start = 0; start < EXPERTS; start += 32) {
+    const bool has = start + lane < EXPERTS && counts[start + lane] > 0;
+    const u32 all = __ballot_sync(0xffffffff, has);
+    const u32 it = __ballot_sync(0xffffffff, has && __popc(all & ((1u << lane) - 1)) == number);
+    if (it) found = start + __popc(it - 1);
+    number -= __popc(all);
+  }
+  return found;
+}
 
 // Codes of a warp's tiles, in the order in which they are multiplied.
 struct Weights {
-  const u32 *words, *factors;  // of the expert
-  int width, chunks;
-  int tile, last, stride;  // the tile to be fetched, that behind the last one
-  int chunk;
-  int rows, count;  // before its pass, and of all
-  u32 words_at, factors_at;
+  const u32 *words, *factors;
+  Share share;
+  const int *experts, *counts;  // experts: of this block; counts: of all
+  int own, width, chunks;
+  int number;                // of the share's experts
+  int tile, last, stride;    // the tile to be fetched, that behind the last one
+  int rows, count;           // before its pass, and of all
+  int left;                  // chunks of the tile
+  u32 before, place;         // chunks of 16 rows before the expert, and before what is fetched
 
-  // Chunks of 16 rows ahead of part n of a tile: of gate and up in turn.
-  __device__ __forceinline__ u32 chunks_before(int n) const {
-    return DOWN ? n * chunks : n / 2 * chunks + n % 2 * (width / 16) * chunks;
+  // The first tile of this warp, of this expert or of one behind it.
+  __device__ __forceinline__ void enter() {
+    const int warp = threadIdx.x >> 5;
+    for (; number < own; number++) {
+      const Part part(share, number);
+      if (warp >= part.at_once) continue;
+      const int expert = experts[number];
+      before = expert * ((DOWN ? width : 2 * width) / 16) * chunks;
+      tile = part.first + warp, last = part.last, stride = part.at_once;
+      rows = 0, count = counts[expert];
+      break;
+    }
+    begin();
   }
 
   __device__ __forceinline__ void begin() {
-    const int lane = threadIdx.x & 31;
-    const u32 before = tile * (OUTS / 16) * chunks;
-    chunk = 0;
-    words_at = before * 256 + lane * 4;
-    factors_at = (before + chunks_before(lane / 4)) * 16 + lane % 4 * 4;
+    left = chunks, place = before + (HALVES ? tile / 2 : tile * (OUTS / 16)) * chunks;
+  }
+
+  __device__ __forceinline__ void next_tile() {
+    rows += ROWS;
+    if (rows >= count) {
+      rows = 0, tile += stride;
+      if (tile >= last) {
+        number++;
+        return enter();
+      }
+    }
+    begin();
+  }
+
+  // The next chunk's part of 16 rows, of gate and up in turn.
+  __device__ __forceinline__ u64 place_of_part(int n) const {
+    return place + (DOWN ? n * chunks : n / 2 * chunks + n % 2 * (width / 16) * chunks);
   }
 
   // The next chunk, if there is one.
   __device__ __forceinline__ void fetch(u32 to) {
-    const int lane = threadIdx.x & 31;
-    if (chunk == chunks) {
-      rows += ROWS;
-      if (rows >= count) rows = 0, tile += stride;
-      begin();
-    }
-    if (tile < last) {
+    const int lane = threadIdx.x & 31, half = tile % 2;  // half: of 16 rows
+    if (number < own) {
 #pragma unroll
-      for (int n = 0; n < NT; n++) {
-        const u32* from = words + chunks_before(n) * 256 + words_at;
+      for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-          copy_async(to + n * PART_BYTES + h * 512 + lane * 16, (const u16*)(from + h * 128), 16);
+        for (int h = 0; h < 2; h++) {
+          const u64 from = place_of_part(HALVES ? h : n) * 256 + (HALVES ? half : h) * 128 + lane * 4;
+          copy_async(to + n * PART_BYTES + h * 512 + lane * 16, (const u16*)(words + from), 16);
+        }
+      if (lane < 4 * NT) {
+        const u64 from = HALVES ? place_of_part(lane / 2) * 16 + half * 8 + lane % 2 * 4
+                                : place_of_part(lane / 4) * 16 + lane % 4 * 4;
+        copy_async(to + lane / 4 * PART_BYTES + 1024 + lane % 4 * 16, (const u16*)(factors + from), 16);
       }
-      if (lane < 4 * NT)
-        copy_async(to + lane / 4 * PART_BYTES + 1024 + lane % 4 * 16,
-                   (const u16*)(factors + factors_at), 16);
-      words_at += 256, factors_at += 16, chunk++;
+      place++;
+      if (--left == 0) next_tile();
     }
     end_of_copies();
   }
@@ -145,7 +218,8 @@ struct Outputs {
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int i = 0; i < 2; i++)
-        of_outs[n][i] = bias_of(bias, expert, o + (DOWN ? n : n / 2) * 16 + i * 8, width, DOWN ? 0 : n % 2);
+        of_outs[n][i] = HALVES ? bias_of(bias, expert, o, width, i)
+                               : bias_of(bias, expert, o + n / UPS * 16 + i * 8, width, n % UPS);
 #pragma unroll
     for (int t = 0; t < N; t++)
 #pragma unroll
@@ -156,12 +230,12 @@ struct Outputs {
         const float weight = DOWN ? load_float_from_l2(weights + slot) : 0.f;
         const u64 at = place_of(slot, num_rows, width) + o;
 #pragma unroll
-        for (int n = 0; n < NT; n += DOWN ? 1 : 2)
+        for (int n = 0; n < NT; n += UPS)
 #pragma unroll
-          for (int i = 0; i < 2; i++) {
-            const int up = DOWN ? n : n + 1;
-            finish(acc[n][t][i * 2 + k], acc[up][t][i * 2 + k], of_outs[n][i], of_outs[up][i], weight, out,
-                   at + (DOWN ? n : n / 2) * 16 + i * 8, alpha, limit);
+          for (int i = 0; i < (HALVES ? 1 : 2); i++) {
+            const int up = n + UPS - 1, j = HALVES ? 1 : i;
+            finish(acc[n][t][i * 2 + k], acc[up][t][j * 2 + k], of_outs[n][i], of_outs[up][j], weight, out,
+                   at + n / UPS * 16 + i * 8, alpha, limit);
           }
       }
   }
@@ -195,13 +269,13 @@ __device__ __forceinline__ void fetch_rows(Steps& steps, const u16* x, int colum
   }
 }
 
-// The next tile of a warp, or its turn without one.
+// The next tile of a warp, or its turn without one (-1).
 template <int N>
 __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, const Outputs& outputs,
                                               unsigned char* ring, int& slot, int tile, int columns,
                                               const int* slots, int have) {
   const int lane = threadIdx.x & 31;
-  const bool exists = tile < fetched.last;
+  const bool exists = tile >= 0;
   const u32 to = (u32)__cvta_generic_to_shared(ring);
   const u32 row = steps.at + (lane & 7) * X_PITCH + (lane >> 3) * 16;
   float acc[NT][N][4] = {};
@@ -243,14 +317,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
     const float* weights, void* out, int num_slots, int num_rows, int columns, int width, float alpha,
     float limit) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, expert = blockIdx.y;
-  const int chunks = (columns + CHUNK - 1) / CHUNK, tiles = width / OUTS;
-  const int first_tile = tiles * blockIdx.x / gridDim.x, last = tiles * (blockIdx.x + 1) / gridDim.x;
-  const int rounds = (last - first_tile + WARPS - 1) / WARPS;
-  const int at_once = (last - first_tile + rounds - 1) / rounds;  // tiles of a round, of warps
+  const int warp = threadIdx.x >> 5;
   unsigned char* const rings = shared + BARRIER_BYTES + X_STAGES * X_BYTES;
-  int* const counts = (int*)(rings + WARPS * STAGES * STAGE_BYTES);
-  int* const slots = counts + WARPS + 1;
+  int* const counts = (int*)(rings + WARPS * STAGES * STAGE_BYTES);  // of experts
+  int* const ranks = counts + EXPERTS;                               // of slots, and their experts
+  int* const experts = ranks + num_slots;                            // of this block
+  int* const slots = experts + EXPERTS;                              // of those, in turn
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   Steps steps = {base + BARRIER_BYTES, base, base + 8 * X_STAGES, 0, 0};
   if (threadIdx.x == 0) {
@@ -260,59 +332,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
     }
     show_barriers();
   }
-
-  unsigned char* const ring = rings + warp * STAGES * STAGE_BYTES;
-  const u64 before = (u64)expert * ((DOWN ? width : 2 * width) / 16) * chunks;  // chunks
-  Weights fetched = {words + before * 256, factors + before * 16, width, chunks};
-  fetched.tile = warp < at_once ? first_tile + warp : last;
-  fetched.last = last, fetched.stride = at_once, fetched.rows = 0;
-  if (warp < WARPS) {
-    const u32 to = (u32)__cvta_generic_to_shared(ring);
-    fetched.begin();
-#pragma unroll 1
-    for (int slot = 0; slot < STAGES; slot++) fetched.fetch(to + slot * STAGE_BYTES);
-  }
+  for (int expert = threadIdx.x; expert < EXPERTS; expert += THREADS) counts[expert] = 0;
+  __syncthreads();
   if (!DOWN) {
     wait_for_last_kernel();
     allow_next_kernel();
   }
 
-  int count = 0;
-  for (int start = 0; start < num_slots; start += THREADS) {
-    const int slot = start + threadIdx.x;
-    const bool hits = slot < num_slots && load_fresh_int(ids + slot) == expert;
-    const u32 all = __ballot_sync(0xffffffff, hits);
-    if (lane == 0) counts[warp] = __popc(all);
-    __syncthreads();  // the barriers are prepared too
-    int before = count;
-    for (int other = 0; other <= WARPS; other++) {
-      if (other < warp) before += counts[other];
-      count += counts[other];
-    }
-    if (hits) slots[before + __popc(all & ((1u << lane) - 1))] = slot;
-    __syncthreads();
+  for (int slot = threadIdx.x; slot < num_slots; slot += THREADS) {
+    const int expert = load_fresh_int(ids + slot);
+    ranks[slot] = expert << 16 | atomicAdd(counts + expert, 1);
   }
-  fetched.count = count;
+  __syncthreads();
+  const int tiles = width / OUTS, all = count_chosen(counts) * tiles, block = blockIdx.x;
+  const Share share = {all * block / (int)gridDim.x, all * (block + 1) / (int)gridDim.x, tiles};
+  const int own = share.experts();
+  for (int number = warp; number < own; number += WARPS + 1)
+    experts[number] = chosen_expert(counts, share.first_expert() + number);
+  __syncthreads();
 
-  if (warp == WARPS) {
-    if (DOWN) {
-      wait_for_last_kernel();
-      allow_next_kernel();
-    }
-    for (int round = 0; round < rounds; round++)
-      for (int start = 0; start < count; start += ROWS)
-        fetch_rows(steps, x, columns, slots + start, min(count - start, ROWS));
-    return;
-  }
-  const Outputs outputs = {bias, weights, out, num_rows, width, expert, alpha, limit};
-  int slot = 0;  // of the ring
+  unsigned char* const ring = rings + warp * STAGES * STAGE_BYTES;
+  Weights fetched = {words, factors, share, experts, counts, own, width, (columns + CHUNK - 1) / CHUNK};
+  if (warp < WARPS) {
+    const u32 to = (u32)__cvta_generic_to_shared(ring);
+    fetched.enter();
 #pragma unroll 1
-  for (int round = 0; round < rounds; round++) {
-#pragma unroll 1
-    for (int start = 0; start < count; start += ROWS)
-      multiply_eights<1>(fetched, steps, outputs, ring, slot,
-                         warp < at_once ? first_tile + round * at_once + warp : last, columns,
-                         slots + start, min(count - start, ROWS));
+    for (int slot = 0; slot < STAGES; slot++) fetched.fetch(to + slot * STAGE_BYTES);
   }
-  if (count == 0) wait_for_all_copies();  // of an expert that no row chose
+  for (int slot = threadIdx.x; slot < num_slots; slot += THREADS)
+    for (int number = 0, before = 0; number < own; before += counts[experts[number++]])
+      if (ranks[slot] >> 16 == experts[number]) slots[before + (ranks[slot] & 0xffff)] = slot;
+  __syncthreads();
+
+  if (warp == WARPS && DOWN) {
+    wait_for_last_kernel();
+    allow_next_kernel();
+  }
+  int slot = 0, before = 0;  // of the ring; slots of experts before
+#pragma unroll 1
+  for (int number = 0; number < own; number++) {
+    const Part part(share, number);
+    const int expert = experts[number], count = counts[expert];
+    const Outputs outputs = {bias, weights, out, num_rows, width, expert, alpha, limit};
+#pragma unroll 1
+    for (int first = part.first; first < part.last; first += part.at_once)
+#pragma unroll 1
+      for (int start = 0; start < count; start += ROWS) {
+        const int* const of_pass = slots + before + start;
+        const int have = min(count - start, ROWS);
+        const bool exists = warp < part.at_once && first + warp < part.last;
+        if (warp == WARPS)
+          fetch_rows(steps, x, columns, of_pass, have);
+        else
+          multiply_eights<1>(fetched, steps, outputs, ring, slot, exists ? first + warp : -1, columns,
+                             of_pass, have);
+      }
+    before += count;
+  }
 }

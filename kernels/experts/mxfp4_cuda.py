@@ -1,5 +1,6 @@
 """The products of experts in MXFP4 in CUDA C++: weights stream through shared memory, those of the
-second product before the first one has ended. One kernel for few rows, one for up to 128 or so."""
+second product before the first one has ended. One kernel for few rows, one for up to 16 an
+expert on average."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ _X_CHUNK, _X_PAD = 64, 16  # words
 _PART_BYTES = 1024 + 64  # of 16 rows of a chunk
 _X_STAGES, _X_PITCH = 3, 2 * 2 * CHUNK + 16  # steps of the rows, and bytes of a row of one
 _BARRIER_BYTES = 128
-MANY_FROM = 33  # rows: fewer have the same bits at every number of them, in tiles for few rows
+MANY_FROM = (
+    33  # rows of tiles for more; fewer are in tiles for few. A row's bits differ between both
+)
 _MEAN_ROWS = (4, 16)  # of an expert, at most: of few rows, and of more
 
 
@@ -142,41 +145,51 @@ class ManyTile:
         return (
             ("NT", self.sixteens),
             ("WARPS", self.warps),
-            ("STAGES", self._stages(product)),
+            ("STAGES", self.stages),
             ("PASS", self.eights),
+            ("X_STAGES", self._x_stages),
             ("TOGETHER", self.together),
+            ("EXPERTS", product.num_experts),
         )
 
     def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
-        """All blocks run at once, where there are no more experts than places for them."""
-        of_one = multiprocessors(device) * self.together // product.num_experts
-        tiles = product.width // product.outs(self.sixteens)
-        return min(max(of_one, 1), tiles), product.num_experts, 1
+        """All blocks run at once, and each has a tile, if no two rows choose the same expert."""
+        chosen = min(product.num_slots, product.num_experts)
+        tiles = chosen * (product.width // product.outs(self.sixteens))
+        return min(multiprocessors(device) * self.together, tiles), 1, 1
 
     def shared_bytes(self, product: Product) -> int:
-        """Barriers, steps of the rows, rings of the weight, and an expert's slots."""
-        rows = _X_STAGES * 8 * self.eights * _X_PITCH
-        rings = self.warps * self._stages(product) * self.sixteens * _PART_BYTES
-        return _BARRIER_BYTES + rows + rings + 4 * (self.warps + 1 + product.num_slots)
+        """Barriers, steps of the rows, rings of the weight, and which slots experts have."""
+        rows = self._x_stages * 8 * self.eights * _X_PITCH
+        rings = self.warps * self.stages * self.sixteens * _PART_BYTES
+        return _BARRIER_BYTES + rows + rings + 8 * (product.num_experts + product.num_slots)
 
     def arguments(self, product: Product) -> tuple[Argument, ...]:
         return ()
 
-    def _stages(self, product: Product) -> int:
-        """No more than a tile has."""
-        return min(self.stages, -(-product.columns // CHUNK))
+    @property
+    def _x_stages(self) -> int:
+        return 6 if self.eights == 1 else 3
+
+
+# Least rows -> tile, the most first. Bits are the same in all of them.
+MANY_TILES = (
+    (5, ManyTile(2, 15, 3, 4)),
+    (2, ManyTile(2, 15, 3, 1)),
+    (1, ManyTile(1, 11, 7, 1)),
+)
 
 
 def tile_for(num_rows: int, num_chosen: int, num_experts: int) -> RowsTile | ManyTile | None:
-    """As timed with GPT-OSS-20B on an H200 (`mxfp4-rows` of benchmarks/results): of tiles for few
-    rows those with eight warps, so that a row has the same bits in all, the fastest or up to 3%
-    behind it. Of more than two rows an expert narrower ones, two of which fit in a multiprocessor.
-    None: Triton's kernel is faster."""
+    """As timed with GPT-OSS-20B on an H200 (`mxfp4-rows` of benchmarks/results). Of fewer rows than
+    MANY_FROM tiles for few rows with eight warps, so that a row has the same bits in all, the
+    fastest or up to 3% behind it; of more than two rows an expert narrower ones, two of which fit
+    in a multiprocessor. None: Triton's kernel is faster."""
     mean = num_rows * num_chosen / num_experts
     if mean > _MEAN_ROWS[1]:
         return None
     if num_rows >= MANY_FROM or mean > _MEAN_ROWS[0]:
-        return ManyTile(2, 15, 3, 4)
+        return next(tile for least, tile in MANY_TILES if num_rows >= least)
     if mean > 2:
         return RowsTile(1, 8, 6, 8)
     return RowsTile(2, 8, 4, 4 if num_rows >= 4 else 2)
