@@ -1,16 +1,15 @@
 """Experts in MXFP4 by tiles: errors, microseconds and bytes a second, by rows.
 
     python -m benchmarks.kernels.mxfp4_experts [--shapes gpt-oss-20b …] [--jobs 12] [--json FILE]
-    python -m benchmarks.kernels.mxfp4_experts --few [--json FILE]
-    python -m benchmarks.kernels.mxfp4_experts --more [--json FILE]
+    python -m benchmarks.kernels.mxfp4_experts --rows [--json FILE]
 
 A layer's two products in a CUDA graph, over the weights of several layers, so that none is read
 from a cache; rows choose experts evenly. TB/s are of the chosen experts' weights, each read once;
 "copy" is what a plain copy of this card moves. Errors are those against the float32 reference of
 dequantised weights, relative, of some rows; "bits" tells whether a row among 64 has those of it
 alone. The first form times Triton's tiles (--jobs: processes that compile them, before), the
-second those of CUDA C++ at few rows beside Triton's in force, the third those at 8 to 128 rows.
-They write `mxfp4-few-rows` and `mxfp4-more-rows`. Errors and bits come before times.
+second those of CUDA C++ beside Triton's in force, at 1 to 128 rows; it writes `mxfp4-rows`, and
+tells the fastest tiles as it goes. Errors and bits come before times.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,44 +52,45 @@ GATES = {
 }
 _USUAL = "8 rows, 2 warps"
 MANY = [(32, 32, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 32, 4, 3), (128, 64, 8, 3)]
-FEW = (1, 8, 16, 32, 64)
-FEW_SHAPE, TRITON = "gpt-oss-20b", "Triton"
-ROWS_TILES = [
-    *(RowsTile(2, 8, stages, tiles) for stages in (3, 4, 6) for tiles in (2, 4)),
-    *(RowsTile(2, 4, 6, tiles) for tiles in (2, 4, 8)),
-    *(RowsTile(4, 8, 3, tiles) for tiles in (1, 2)),
-    *(RowsTile(4, 4, 4, tiles) for tiles in (1, 2, 4)),
-    *(RowsTile(1, 8, 6, tiles) for tiles in (4, 8)),
+SWEPT_ROWS = {"gpt-oss-20b": (1, 2, 4, 8, 16, 32, 64, 128), "gpt-oss-120b": (1, 4, 8, 64)}
+TRITON = "Triton"
+# Of a block that shares a multiprocessor with one of the next product: at most 113 KiB.
+FEWEST_TILES = [
+    *(ManyTile(1, 11, stages, 1) for stages in (7, 10)),
+    *(ManyTile(2, 6, stages, 1) for stages in (6, 13)),
+    *(ManyTile(1, 6, 7, 1, 2), ManyTile(1, 15, 5, 1), ManyTile(1, 15, 9, 1)),
 ]
-MORE = (8, 16, 32, 48, 64, 96, 128)
-MANY_TILES = [
-    *(ManyTile(2, 12, stages, 4) for stages in (4, 6)),
-    *(ManyTile(2, 15, stages, 4) for stages in (3, 5)),
-    ManyTile(2, 11, 6, 4),
-    *(ManyTile(2, warps, 4, 4, 2) for warps in (6, 7)),
-    *(ManyTile(4, 8, 3, eights) for eights in (2, 3)),
+FEW_TILES = [
+    *(ManyTile(2, 15, stages, 1) for stages in (3, 5)),
+    *(ManyTile(1, 15, 8, 1), ManyTile(2, 11, 6, 1), ManyTile(2, 12, 4, 1)),
 ]
+WIDEST = ManyTile(2, 15, 3, 4)
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A table of CUDA C++ beside Triton."""
-
-    name: str
-    title: str
-    rows: tuple[int, ...]
-    tiles: list[RowsTile] | list[ManyTile]
-
-    def variants(self, rows: int, chosen: int) -> list[Variant]:
-        """Triton's, the one in force, and the others."""
-        usual = FORMAT.tiles.tiles_of(rows, SHAPES[FEW_SHAPE].count, chosen)
-        now = tile_for(rows, chosen, SHAPES[FEW_SHAPE].count)
-        tiles = dict.fromkeys([*([now] if now else []), *self.tiles])
-        return [Variant(TRITON, usual), *(Variant(str(one), one) for one in tiles)]
+def few_row_tile(rows: int, chosen: int, experts: int) -> list[RowsTile]:
+    """What mxfp4_rows.cu takes, where it does."""
+    if rows > 32:
+        return []
+    return [
+        RowsTile(1, 8, 6, 8)
+        if rows * chosen > 2 * experts
+        else RowsTile(2, 8, 4, 2 if rows < 4 else 4)
+    ]
 
 
-FEW_SUBJECT = Subject("mxfp4-few-rows", "Experts in MXFP4, few rows", FEW, ROWS_TILES)
-MORE_SUBJECT = Subject("mxfp4-more-rows", "Experts in MXFP4, 8 to 128 rows", MORE, MANY_TILES)
+def rows_variants(name: str) -> Callable[[int, int], list[Variant]]:
+    """Triton's, that in force, and the others, for a shape."""
+    count = SHAPES[name].count
+
+    def made(rows: int, chosen: int) -> list[Variant]:
+        now = tile_for(rows, chosen, count)
+        tiles = [*([now] if now else []), *few_row_tile(rows, chosen, count), WIDEST]
+        tiles += FEWEST_TILES if rows < 8 else []
+        tiles += FEW_TILES if 1 < rows <= 32 else [ManyTile(2, 15, 5, 4)]
+        usual = FORMAT.tiles.tiles_of(rows, count, chosen)
+        return [Variant(TRITON, usual), *(Variant(str(one), one) for one in dict.fromkeys(tiles))]
+
+    return made
 
 
 def variants(rows: int, chosen: int) -> list[Variant]:
@@ -124,32 +126,43 @@ def compile_part(part: str) -> None:
             print("left out", rows, one.name, type(problem).__name__, str(problem)[:80])
 
 
-def beside_triton(subject: Subject) -> list[dict[str, Any]]:
-    shape = SHAPES[FEW_SHAPE]
-    bench = Bench(FEW_SHAPE, [Layer.of(shape, seed) for seed in range(LAYERS[FEW_SHAPE])])
-    with precompile():
-        for rows in (1, *subject.rows):
-            x, chosen = rows_of(shape, rows), bench.picked(rows)[0]
-            for one in subject.variants(rows, shape.chosen):
-                multiplied(x, chosen, bench.layers[0].weights, one.tiles)
-    return bench.table(subject.variants, subject.rows)
+def beside_triton(path: Path | None) -> list[dict[str, Any]]:
+    found = []
+    for name, all_rows in SWEPT_ROWS.items():
+        shape, made = SHAPES[name], rows_variants(name)
+        bench = Bench(name, [Layer.of(shape, seed) for seed in range(LAYERS[name])])
+        with precompile():
+            for rows in all_rows:
+                for one, size in product(made(rows, shape.chosen), (1, rows)):
+                    x, chosen = rows_of(shape, size), bench.picked(size)[0]
+                    multiplied(x, chosen, bench.layers[0].weights, one.tiles)
+        found += bench.table(made, all_rows)
+        _keep(path, found)
+        del bench
+        torch.cuda.empty_cache()
+    return found
 
 
-def by_rows(subject: Subject, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row of the filed table for each number of rows."""
-    shape, table = SHAPES[FEW_SHAPE], []
-    for rows in subject.rows:
-        of = {one["variant"]: one for one in found if one["rows"] == rows}
+    table = []
+    for name, rows in dict.fromkeys((one["shape"], one["rows"]) for one in found):
+        of = {one["variant"]: one for one in found if (one["shape"], one["rows"]) == (name, rows)}
+        shape = SHAPES[name]
         chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
-        us, best = min((one["us"], name) for name, one in of.items() if name != TRITON)
+        few = min((str(one) for one in few_row_tile(rows, shape.chosen, shape.count)), default="")
+        many = [(one["us"], other) for other, one in of.items() if other.count("/") == 4]
+        us, best = min(many, default=(None, ""))
         table.append(
             {
+                "shape": name,
                 "rows": rows,
                 "Triton us": of[TRITON]["us"],
+                "few-row kernel us": of[few]["us"] if few in of else None,
                 "chosen us": of[chosen]["us"],
                 "chosen TB/s": of[chosen]["TB/s"],
                 "chosen": chosen,
-                "best CUDA C++ us": us,
+                "best of shared tiles us": us,
                 "best": best,
             }
         )
@@ -162,18 +175,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--compile", metavar="PART/PARTS", help=argparse.SUPPRESS)
-    parser.add_argument("--few", action="store_true", help="CUDA C++ at few rows")
-    parser.add_argument("--more", action="store_true", help="CUDA C++ at 8 to 128 rows")
+    parser.add_argument("--rows", action="store_true", help="CUDA C++ at 1 to 128 rows")
     args = parser.parse_args()
     if args.compile:
         compile_part(args.compile)
         return
-    if args.few or args.more:
-        subject = FEW_SUBJECT if args.few else MORE_SUBJECT
-        table = beside_triton(subject)
-        _keep(args.json, table)
+    if args.rows:
+        table = beside_triton(args.json)
         _refuse_wrong(table)
-        print(report.write("kernels", subject.name, subject.title, by_rows(subject, table)))
+        print(report.write("kernels", "mxfp4-rows", "Experts in MXFP4, by rows", by_rows(table)))
         return
     command = [sys.executable, "-m", "benchmarks.kernels.mxfp4_experts", "--compile"]
     jobs = [subprocess.Popen([*command, f"{part}/{args.jobs}"]) for part in range(args.jobs)]

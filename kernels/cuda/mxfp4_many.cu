@@ -5,7 +5,7 @@
 // product every second one is of up, and a single one is half of gate, half of up), WARPS (each with a
 // tile of its own), STAGES (chunks of a warp on their way), PASS (eights of an expert's rows multiplied
 // at once), X_STAGES (steps of the rows on their way), TOGETHER (blocks of a multiprocessor), CHOSEN
-// (experts a row), EXPERTS, BIAS, CLAMPED.
+// (experts a row), BIAS, CLAMPED.
 //
 // Blocks count which experts are chosen, and share all tiles of these evenly. Of each expert of its
 // share a block's warps take a tile a round: a code is fetched and widened once for up to 8 PASS rows,
@@ -199,15 +199,15 @@ __device__ __forceinline__ void multiply_eights(Weights& fetched, Steps& steps, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
     const u16* x, const u32* words, const u32* factors, const u16* bias, const int* ids,
-    const float* weights, void* out, int num_slots, int num_rows, int columns, int width, float alpha,
-    float limit) {
+    const float* weights, void* out, int num_slots, int num_rows, int columns, int width, int num_experts,
+    float alpha, float limit) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = threadIdx.x >> 5;
   unsigned char* const rings = shared + BARRIER_BYTES + X_STAGES * X_BYTES;
   int* const counts = (int*)(rings + WARPS * STAGES * STAGE_BYTES);  // of experts
-  int* const ranks = counts + EXPERTS;                               // of slots, and their experts
+  int* const ranks = counts + num_experts;                           // of slots, and their experts
   int* const experts = ranks + num_slots;                            // of this block
-  int* const slots = experts + EXPERTS;                              // of those, in turn
+  int* const slots = experts + num_experts;                          // of those, in turn
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   Steps steps = {base + BARRIER_BYTES, base, base + 8 * X_STAGES, 0, 0};
   if (threadIdx.x == 0) {
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
     }
     show_barriers();
   }
-  for (int expert = threadIdx.x; expert < EXPERTS; expert += THREADS) counts[expert] = 0;
+  for (int expert = threadIdx.x; expert < num_experts; expert += THREADS) counts[expert] = 0;
   __syncthreads();
   if (!DOWN) {
     wait_for_last_kernel();
@@ -229,11 +229,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
     ranks[slot] = expert << 16 | atomicAdd(counts + expert, 1);
   }
   __syncthreads();
-  const int tiles = width / OUTS, all = count_chosen(counts) * tiles, block = blockIdx.x;
+  const int tiles = width / OUTS, all = count_chosen(counts, num_experts) * tiles, block = blockIdx.x;
   const Share share = {all * block / (int)gridDim.x, all * (block + 1) / (int)gridDim.x, tiles};
   const int own = share.experts();
   for (int number = warp; number < own; number += WARPS + 1)
-    experts[number] = chosen_expert(counts, share.first_expert() + number);
+    experts[number] = chosen_expert(counts, num_experts, share.first_expert() + number);
   __syncthreads();
 
   unsigned char* const ring = rings + warp * STAGES * STAGE_BYTES;

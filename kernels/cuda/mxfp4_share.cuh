@@ -24,21 +24,21 @@ struct Part {
 };
 
 // How many experts have rows. A whole warp asks.
-__device__ __forceinline__ int count_chosen(const int* counts) {
+__device__ __forceinline__ int count_chosen(const int* counts, int num_experts) {
   int found = 0;
-  for (int start = 0; start < EXPERTS; start += 32) {
+  for (int start = 0; start < num_experts; start += 32) {
     const int expert = start + (threadIdx.x & 31);
-    found += __popc(__ballot_sync(0xffffffff, expert < EXPERTS && counts[expert] > 0));
+    found += __popc(__ballot_sync(0xffffffff, expert < num_experts && counts[expert] > 0));
   }
   return found;
 }
 
 // The one behind `number` others that have rows. A whole warp asks.
-__device__ __forceinline__ int chosen_expert(const int* counts, int number) {
+__device__ __forceinline__ int chosen_expert(const int* counts, int num_experts, int number) {
   const int lane = threadIdx.x & 31;
   int found = 0;
-  for (int start = 0; start < EXPERTS; start += 32) {
-    const bool has = start + lane < EXPERTS && counts[start + lane] > 0;
+  for (int start = 0; start < num_experts; start += 32) {
+    const bool has = start + lane < num_experts && counts[start + lane] > 0;
     const u32 all = __ballot_sync(0xffffffff, has);
     const u32 it = __ballot_sync(0xffffffff, has && __popc(all & ((1u << lane) - 1)) == number);
     if (it) found = start + __popc(it - 1);

@@ -149,7 +149,6 @@ class ManyTile:
             ("PASS", self.eights),
             ("X_STAGES", self._x_stages),
             ("TOGETHER", self.together),
-            ("EXPERTS", product.num_experts),
         )
 
     def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
@@ -165,7 +164,7 @@ class ManyTile:
         return _BARRIER_BYTES + rows + rings + 8 * (product.num_experts + product.num_slots)
 
     def arguments(self, product: Product) -> tuple[Argument, ...]:
-        return ()
+        return (product.num_experts,)
 
     @property
     def _x_stages(self) -> int:
