@@ -226,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
 
   for (int slot = threadIdx.x; slot < num_slots; slot += THREADS) {
     const int expert = load_fresh_int(ids + slot);
-    ranks[slot] = expert << 16 | atomicAdd(counts + expert, 1);
+    const bool exists = (u32)expert < (u32)num_experts;  // else the slot is passed over
+    ranks[slot] = exists ? expert << 16 | atomicAdd(counts + expert, 1) : -1;
   }
   __syncthreads();
   const int tiles = width / OUTS, all = count_chosen(counts, num_experts) * tiles, block = blockIdx.x;

@@ -129,6 +129,17 @@ def test_experts_that_no_row_chose_are_passed_over(
     assert torch.equal(alone[:, 0], found[:, 0])
 
 
+def test_choices_of_no_expert_are_passed_over(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3)
+    (x, chosen), weights = drawn(place, 3), made(place, "clamped", True)
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, ManyTile(2, 3, 2, 1))
+    chosen.ids_TK[1], chosen.ids_TK[2] = -1, EXPERTS
+    found = mxfp4_cuda.experts(x, chosen, weights, ManyTile(2, 3, 2, 1))
+    assert torch.equal(alone[:, 0], found[:, 0])
+
+
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("has_dependent_launch", "has_much_shared"):
