@@ -34,6 +34,8 @@ HIDDEN, INNER = 320, 192
 
 @pytest.fixture(autouse=True, params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if request.param == "cpu":
+        monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 7)
     return placed(request, monkeypatch, mxfp4_cuda)
 
 
@@ -156,7 +158,6 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
     assert not takes(x[:, :312], chosen, weights)
     assert not takes(x.T.contiguous().T.expand(2, -1), chosen, weights)
     assert not takes(torch.cat([x[0, :1], x[0]])[None, 1:], chosen, weights)  # 2 bytes further
-    assert not takes(x.new_empty(1, 1 << 17), chosen, weights)  # no row fits in shared memory
     assert takes(*drawn(cpu, 40), weights)
     assert not takes(*drawn(cpu, 41), weights)  # more than 16 rows an expert
     assert weights.down_bias is not None
@@ -199,6 +200,7 @@ def test_few_rows_take_the_kernel_of_the_format(
 def test_more_rows_are_refused_where_half_a_chunk_is_not_full(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 33)
     cpu = torch.device("cpu")
     assert takes(*drawn(cpu, 40), made(cpu, "silu", False))
     monkeypatch.setitem(globals(), name, 288)
@@ -206,8 +208,9 @@ def test_more_rows_are_refused_where_half_a_chunk_is_not_full(
     assert takes(*drawn(cpu, 5), made(cpu, "silu", False))
 
 
-def test_tiles_follow_the_rows_of_an_expert() -> None:
+def test_tiles_follow_the_rows_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of GPT-OSS-20B and 120B: 4 of 32 and of 128 experts."""
+    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 33)
     narrow, wide, many = RowsTile(1, 8, 6, 8), RowsTile(2, 8, 4, 4), ManyTile(2, 15, 3, 4)
     small = [tile_for(rows, 4, 32) for rows in (1, 8, 16, 17, 32, 33, 64, 128, 129)]
     few = [RowsTile(2, 8, 4, 2), wide, wide, narrow, narrow]
@@ -222,6 +225,7 @@ def product(rows: int, columns: int) -> Product:
 def test_rows_that_are_held_fit_in_shared_memory() -> None:
     tile = RowsTile(2, 8, 4, 4)
     assert [tile.held_rows(product(rows, 2880)) for rows in (1, 8, 16, 32)] == [1, 4, 4, 8]
+    assert not tile.fits(product(1, 1 << 17))
     deep = product(32, 14336)
     assert 1 <= tile.held_rows(deep) < 8
     assert tile.shared_bytes(deep) <= MOST_SHARED
