@@ -1,14 +1,15 @@
 """Experts in MXFP4 by tiles: errors, microseconds and bytes a second, by rows.
 
     python -m benchmarks.kernels.mxfp4_experts [--shapes gpt-oss-20b …] [--jobs 12] [--json FILE]
-    python -m benchmarks.kernels.mxfp4_experts --few [--json FILE]
+    python -m benchmarks.kernels.mxfp4_experts --rows [--json FILE]
 
 A layer's two products in a CUDA graph, over the weights of several layers, so that none is read
 from a cache; rows choose experts evenly. TB/s are of the chosen experts' weights, each read once;
 "copy" is what a plain copy of this card moves. Errors are those against the float32 reference of
 dequantised weights, relative, of some rows; "bits" tells whether a row among 64 has those of it
 alone. The first form times Triton's tiles (--jobs: processes that compile them, before), the
-second those of CUDA C++ at few rows beside Triton's in force, and writes `mxfp4-few-rows`.
+second those of CUDA C++ beside Triton's in force, at 1 to 128 rows; it writes `mxfp4-rows`, and
+tells the fastest tiles as it goes. Errors and bits come before times.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from benchmarks.kernels.experts import SHAPES, Shape, copy_speed, graph_us, rows_of, summed
-from benchmarks.kernels.packed_experts import mxfp4
-from specengine.core.registry import EXPERT_FORMATS, load_place
-from specengine.kernels.experts import experts_triton, mxfp4_cuda, route_triton
-from specengine.kernels.experts.experts import experts
-from specengine.kernels.experts.mxfp4_cuda import RowsTile, tile_for
-from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from benchmarks.kernels.experts import SHAPES, copy_speed, rows_of
+from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Layer, Variant, multiplied
+from specengine.kernels.experts import route_triton
+from specengine.kernels.experts.mxfp4_cuda import ManyTile, RowsTile, tile_for
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
-from specengine.kernels.experts.types import Chosen, Router, Routing
-from specengine.kernels.linear.mxfp4 import Mxfp4Weight
+from specengine.kernels.experts.types import Routing
 from specengine.kernels.precompile import precompile
 
-CUDA = "cuda"
-FORMAT = load_place(EXPERT_FORMATS["mxfp4"])
-LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2}  # whose weights take turns
 ROWS = {"gpt-oss-20b": (1, 8, 64, 256, 2048), "gpt-oss-120b": (1, 8)}
 # Sixteen rows of weights a warp: up to 32 of a tile are multiplied a warp, 64 a group of four.
 GATES = {
@@ -58,26 +52,45 @@ GATES = {
 }
 _USUAL = "8 rows, 2 warps"
 MANY = [(32, 32, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 32, 4, 3), (128, 64, 8, 3)]
-FEW = (1, 8, 16, 32, 64)
-FEW_SHAPE, TRITON = "gpt-oss-20b", "Triton"
-ROWS_TILES = [
-    *(RowsTile(2, 8, stages, tiles) for stages in (3, 4, 6) for tiles in (2, 4)),
-    *(RowsTile(2, 4, 6, tiles) for tiles in (2, 4, 8)),
-    *(RowsTile(4, 8, 3, tiles) for tiles in (1, 2)),
-    *(RowsTile(4, 4, 4, tiles) for tiles in (1, 2, 4)),
-    *(RowsTile(1, 8, 6, tiles) for tiles in (4, 8)),
+SWEPT_ROWS = {"gpt-oss-20b": (1, 2, 4, 8, 16, 32, 64, 128), "gpt-oss-120b": (1, 4, 8, 64)}
+TRITON = "Triton"
+# Of a block that shares a multiprocessor with one of the next product: at most 113 KiB.
+FEWEST_TILES = [
+    *(ManyTile(1, 11, stages, 1) for stages in (7, 10)),
+    *(ManyTile(2, 6, stages, 1) for stages in (6, 13)),
+    *(ManyTile(1, 6, 7, 1, 2), ManyTile(1, 15, 5, 1), ManyTile(1, 15, 9, 1)),
 ]
+FEW_TILES = [
+    *(ManyTile(2, 15, stages, 1) for stages in (3, 5)),
+    *(ManyTile(1, 15, 8, 1), ManyTile(2, 11, 6, 1), ManyTile(2, 12, 4, 1)),
+]
+WIDEST = ManyTile(2, 15, 3, 4)
 
 
-@dataclass(frozen=True)
-class Variant:
-    name: str
-    tiles: Tiles | RowsTile
+def few_row_tile(rows: int, chosen: int, experts: int) -> list[RowsTile]:
+    """What mxfp4_rows.cu takes, where it does."""
+    if rows > 32:
+        return []
+    return [
+        RowsTile(1, 8, 6, 8)
+        if rows * chosen > 2 * experts
+        else RowsTile(2, 8, 4, 2 if rows < 4 else 4)
+    ]
 
 
-def few_variants(rows: int, chosen: int) -> list[Variant]:
-    usual = FORMAT.tiles.tiles_of(rows, SHAPES[FEW_SHAPE].count, chosen)
-    return [Variant(TRITON, usual), *(Variant(str(one), one) for one in ROWS_TILES)]
+def rows_variants(name: str) -> Callable[[int, int], list[Variant]]:
+    """Triton's, that in force, and the others, for a shape."""
+    count = SHAPES[name].count
+
+    def made(rows: int, chosen: int) -> list[Variant]:
+        now = tile_for(rows, chosen, count)
+        tiles = [*([now] if now else []), *few_row_tile(rows, chosen, count), WIDEST]
+        tiles += FEWEST_TILES if rows < 8 else []
+        tiles += FEW_TILES if 1 < rows <= 32 else [ManyTile(2, 15, 5, 4)]
+        usual = FORMAT.tiles.tiles_of(rows, count, chosen)
+        return [Variant(TRITON, usual), *(Variant(str(one), one) for one in dict.fromkeys(tiles))]
+
+    return made
 
 
 def variants(rows: int, chosen: int) -> list[Variant]:
@@ -98,127 +111,6 @@ def _of(name: str) -> tuple[Tile, Tile]:
     return GATES[name], replace(GATES[name], outs=2 * GATES[name].outs)
 
 
-def multiplied(
-    x: torch.Tensor, chosen: Chosen, weights: PackedExpertWeights, tiles: Tiles | RowsTile
-) -> torch.Tensor:
-    if isinstance(tiles, Tiles):
-        return experts_triton.experts(x, chosen, weights, tiles)
-    return mxfp4_cuda.experts(x, chosen, weights, tiles)
-
-
-def draw(rows: int, columns: int, seed: int) -> Mxfp4Weight:
-    """Of scales that differ."""
-    made = mxfp4(rows, columns, seed)
-    generator = torch.Generator(CUDA).manual_seed(seed)
-    more = torch.randint(-2, 2, made.scale.shape, device=CUDA, generator=generator)
-    return replace(made, scale=(made.scale + more).to(torch.uint8))
-
-
-@dataclass
-class Layer:
-    router: Router
-    weights: PackedExpertWeights
-
-    @classmethod
-    def of(cls, shape: Shape, seed: int) -> Layer:
-        generator = torch.Generator(CUDA).manual_seed(seed)
-        seeds = count(1000 * seed)
-
-        def normal(*size: int, scale: float) -> torch.Tensor:
-            out = torch.empty(size, device=CUDA, dtype=torch.bfloat16)
-            return out.normal_(0.0, scale, generator=generator)
-
-        def stack(rows: int, columns: int) -> PackedExperts:
-            each = (draw(rows, columns, next(seeds)) for _ in range(shape.count))
-            made = PackedExperts.of(FORMAT, shape.count, each)
-            assert made is not None
-            return made
-
-        weights = PackedExpertWeights(
-            stack(2 * shape.inner, shape.hidden),
-            stack(shape.hidden, shape.inner),
-            normal(shape.count, 2 * shape.inner, scale=0.1),
-            normal(shape.count, shape.hidden, scale=0.1),
-            shape.activation,
-        )
-        return cls(Router(normal(shape.count, shape.hidden, scale=shape.hidden**-0.5)), weights)
-
-
-def some(chosen: Chosen, rows: Any) -> Chosen:
-    return Chosen(chosen.ids_TK[rows].contiguous(), chosen.weights_TK[rows].contiguous())
-
-
-@dataclass
-class Bench:
-    name: str
-    layers: list[Layer]
-
-    @property
-    def shape(self) -> Shape:
-        return SHAPES[self.name]
-
-    def picked(self, rows: int) -> list[Chosen]:
-        x, routing = rows_of(self.shape, rows), Routing(self.shape.chosen)
-        return [route_triton.route(x, layer.router, routing) for layer in self.layers]
-
-    def expected(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which rows are looked at, and what the reference gives of them."""
-        x, chosen, weights = rows_of(self.shape, rows), self.picked(rows)[0], self.layers[0].weights
-        few = torch.linspace(0, rows - 1, min(rows, 3), device=CUDA).long()
-        return few, experts(x[few], some(chosen, few), weights, backend="torch").double()
-
-    def error(
-        self, rows: int, tiles: Tiles | RowsTile, few: torch.Tensor, expected: torch.Tensor
-    ) -> tuple[float, bool | None]:
-        """Of some rows, and whether the first one alone has the same bits."""
-        x, chosen, weights = rows_of(self.shape, rows), self.picked(rows)[0], self.layers[0].weights
-        out = multiplied(x, chosen, weights, tiles)
-        error = (summed(out)[few].double() - expected).norm() / expected.norm()
-        same = None
-        if are_few(*chosen.ids_TK.shape):
-            alone = multiplied(x[:1], some(chosen, slice(0, 1)), weights, tiles)
-            same = torch.equal(alone[:, 0], out[:, 0])
-        return float(error), same
-
-    def us(self, rows: int, tiles: Tiles | RowsTile) -> float:
-        x = rows_of(self.shape, rows)
-        pairs = zip(self.picked(rows), self.layers, strict=True)
-        return graph_us(
-            [
-                lambda c=c, w=one.weights: multiplied(x, c, w, tiles)  # type: ignore[misc]
-                for c, one in pairs
-            ]
-        )
-
-    def read_bytes(self, rows: int) -> float:
-        weights = self.layers[0].weights
-        size = (weights.gate_up.num_bytes + weights.down.num_bytes) / self.shape.count
-        picked = self.picked(rows)
-        return size * sum(len(one.ids_TK.unique()) for one in picked) / len(picked)
-
-    def table(
-        self, made: Callable[[int, int], list[Variant]], all_rows: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        found = []
-        for rows in all_rows:
-            moved, expected = self.read_bytes(rows), self.expected(rows)
-            for one in made(rows, self.shape.chosen):
-                try:
-                    error, same = self.error(rows, one.tiles, *expected)
-                    us = self.us(rows, one.tiles)
-                except Exception as problem:  # out of shared memory
-                    print(rows, one.name, type(problem).__name__, str(problem)[:80], flush=True)
-                    continue
-                row = {"shape": self.name, "rows": rows, "variant": one.name, "us": us}
-                found.append(row | {"TB/s": moved / us / 1e6, "error": error, "bits": same})
-                print(
-                    f"{self.name} {rows:5d} {us:7.1f} us {moved / us / 1e6:5.2f} TB/s "
-                    f"error {error:.2g} bits {same} {one.name}",
-                    flush=True,
-                )
-        return found
-
-
 def compile_part(part: str) -> None:
     """A part of all kernels, over one expert-layer's narrow weights of the same form."""
     own, parts = (int(one) for one in part.split("/"))
@@ -234,32 +126,43 @@ def compile_part(part: str) -> None:
             print("left out", rows, one.name, type(problem).__name__, str(problem)[:80])
 
 
-def few() -> list[dict[str, Any]]:
-    shape = SHAPES[FEW_SHAPE]
-    bench = Bench(FEW_SHAPE, [Layer.of(shape, seed) for seed in range(LAYERS[FEW_SHAPE])])
-    with precompile():
-        for rows in FEW:
-            x, chosen = rows_of(shape, rows), bench.picked(rows)[0]
-            for one in few_variants(rows, shape.chosen):
-                multiplied(x, chosen, bench.layers[0].weights, one.tiles)
-    return bench.table(few_variants, FEW)
+def beside_triton(path: Path | None) -> list[dict[str, Any]]:
+    found = []
+    for name, all_rows in SWEPT_ROWS.items():
+        shape, made = SHAPES[name], rows_variants(name)
+        bench = Bench(name, [Layer.of(shape, seed) for seed in range(LAYERS[name])])
+        with precompile():
+            for rows in all_rows:
+                for one, size in product(made(rows, shape.chosen), (1, rows)):
+                    x, chosen = rows_of(shape, size), bench.picked(size)[0]
+                    multiplied(x, chosen, bench.layers[0].weights, one.tiles)
+        found += bench.table(made, all_rows)
+        _keep(path, found)
+        del bench
+        torch.cuda.empty_cache()
+    return found
 
 
 def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row of the filed table for each number of rows."""
-    shape, table = SHAPES[FEW_SHAPE], []
-    for rows in FEW:
-        of = {one["variant"]: one for one in found if one["rows"] == rows}
+    table = []
+    for name, rows in dict.fromkeys((one["shape"], one["rows"]) for one in found):
+        of = {one["variant"]: one for one in found if (one["shape"], one["rows"]) == (name, rows)}
+        shape = SHAPES[name]
         chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
-        us, best = min((one["us"], name) for name, one in of.items() if name != TRITON)
+        few = min((str(one) for one in few_row_tile(rows, shape.chosen, shape.count)), default="")
+        many = [(one["us"], other) for other, one in of.items() if other.count("/") == 4]
+        us, best = min(many, default=(None, ""))
         table.append(
             {
+                "shape": name,
                 "rows": rows,
                 "Triton us": of[TRITON]["us"],
+                "few-row kernel us": of[few]["us"] if few in of else None,
                 "chosen us": of[chosen]["us"],
                 "chosen TB/s": of[chosen]["TB/s"],
                 "chosen": chosen,
-                "best CUDA C++ us": us,
+                "best of shared tiles us": us,
                 "best": best,
             }
         )
@@ -272,17 +175,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--compile", metavar="PART/PARTS", help=argparse.SUPPRESS)
-    parser.add_argument("--few", action="store_true", help="CUDA C++ at few rows")
+    parser.add_argument("--rows", action="store_true", help="CUDA C++ at 1 to 128 rows")
     args = parser.parse_args()
     if args.compile:
         compile_part(args.compile)
         return
-    if args.few:
-        table = few()
-        _keep(args.json, table)
+    if args.rows:
+        table = beside_triton(args.json)
         _refuse_wrong(table)
-        title = "Experts in MXFP4, few rows"
-        print(report.write("kernels", "mxfp4-few-rows", title, by_rows(table)))
+        print(report.write("kernels", "mxfp4-rows", "Experts in MXFP4, by rows", by_rows(table)))
         return
     command = [sys.executable, "-m", "benchmarks.kernels.mxfp4_experts", "--compile"]
     jobs = [subprocess.Popen([*command, f"{part}/{args.jobs}"]) for part in range(args.jobs)]

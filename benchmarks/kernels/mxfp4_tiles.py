@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.experts import SHAPES, rows_of
-from benchmarks.kernels.mxfp4_experts import FORMAT, LAYERS, Bench, Layer, multiplied, some
+from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Layer, multiplied, some
 from specengine.kernels.experts.mxfp4_cuda import tile_for
 from specengine.kernels.experts.tiles import Tile, Tiles
 from specengine.kernels.precompile import precompile

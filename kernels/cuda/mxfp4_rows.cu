@@ -12,72 +12,30 @@
 // The second product finds its slots, and fetches weights, before the first one has ended
 // (griddepcontrol): the kernel that chose experts stands before that one, and is complete.
 
-#define TYPE 0
-#include "ptx.cuh"
+#include "mxfp4.cuh"
 
 #define ROWS 8
 #define THREADS (32 * WARPS)
 #define OUTS (DOWN ? 16 * NT : 8 * NT)
 #define WIDTH (16 * NT + 4)
-#define CHUNK 128
 #define X_CHUNK 64  // words
 #define X_PAD 16    // words: rows of two groups of lanes read different banks
-#define PAIR 0x81c081c0u
-#define FREE (~(0x81c081c0u | 0x081c081cu | 0x70207020u))
-#define PART_BYTES (1024 + 64)  // of 16 rows of a chunk: words, factors
 #define STAGE_BYTES (NT * PART_BYTES)
 #define SUMS (WARPS * ROWS * WIDTH)
-#define BACK 1099511627776.f  // 2 ** 40
 
-__device__ __forceinline__ u32 turned(u32 word, int count) {
-  return word << count | word >> (32 - count);
-}
-
-// The pairs q = 0 to 3 of an even and an odd block.
-__device__ __forceinline__ void widened(u32* even, u32* odd, u32 first, u32 second, u32 factors) {
-  const u32 joined = (first & FREE) | ((second << 2) & ~FREE);
-  const u32 of_even = (factors & 0xff) * 0x00800080u, of_odd = (factors >> 8 & 0xff) * 0x00800080u;
-  even[0] = multiply_pairs(first & PAIR, of_even);
-  even[1] = multiply_pairs(first << 4 & PAIR, of_even);
-  even[2] = multiply_pairs(turned(first, 10) & PAIR, of_even);
-  even[3] = multiply_pairs(joined << 6 & PAIR, of_even);
-  odd[0] = multiply_pairs(second & PAIR, of_odd);
-  odd[1] = multiply_pairs(second << 4 & PAIR, of_odd);
-  odd[2] = multiply_pairs(turned(second, 10) & PAIR, of_odd);
-  odd[3] = multiply_pairs(turned(joined, 12) & PAIR, of_odd);
-}
-
-__device__ __forceinline__ float rounded(float v) { return widen((u16)(pack(v, 0.f) & 0xffff)); }
-
-// One output o of a slot, of the warps' sums: of the first product the activation.
-__device__ __forceinline__ void finish(const float* sums, const u16* bias, const float* weights,
-                                       void* out, int expert, int slot, int o, int num_rows,
-                                       int width, float alpha, float limit) {
+// One output o of a slot, of the warps' sums.
+__device__ __forceinline__ void finish_sums(const float* sums, const u16* bias, const float* weights,
+                                            void* out, int expert, int slot, int o, int num_rows,
+                                            int width, float alpha, float limit) {
   float sum = 0.f, up = 0.f;
 #pragma unroll
   for (int j = 0; j < WARPS; j++) {
     sum += sums[j * ROWS * WIDTH];
     if (!DOWN) up += sums[j * ROWS * WIDTH + 8];
   }
-  sum *= BACK;
-  const u16* of_out = bias + (u64)expert * (DOWN ? width : 2 * width) + o;
-  if (BIAS) sum += widen(*of_out);
-  if (DOWN) {
-    sum *= load_float_from_l2(weights + slot);
-    ((float*)out)[((u64)(slot % CHOSEN) * num_rows + slot / CHOSEN) * width + o] = sum;
-    return;
-  }
-  up *= BACK;
-  if (BIAS) up += widen(of_out[width]);
-  // Rounded as unfused operations round them.
-  float gate = rounded(sum);
-  up = rounded(up);
-  if (CLAMPED) {
-    gate = min(gate, limit);
-    up = min(max(up, -limit), limit) + 1.f;
-  }
-  const float activated = gate / (1.f + __expf(-(CLAMPED ? alpha : 1.f) * gate));
-  ((u16*)out)[(u64)slot * width + o] = (u16)(pack(rounded(activated) * up, 0.f) & 0xffff);
+  finish(sum, up, bias_of(bias, expert, o, width, 0), DOWN ? 0.f : bias_of(bias, expert, o, width, 1),
+         DOWN ? load_float_from_l2(weights + slot) : 0.f, out, place_of(slot, num_rows, width) + o, alpha,
+         limit);
 }
 
 // A chunk of a tile's rows.
@@ -186,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) mxfp4_rows(
             for (int h = 0; h < 2; h++) {
               const unsigned char* from = stage + n * PART_BYTES;
               const uint2 pair = *(const uint2*)(from + h * 512 + lane * 16 + j * 8);
-              const u32 factor = *(const u32*)(from + 1024 + h * 32 + group * 4);
-              widened(even[h], odd[h], pair.x, pair.y, factor >> 16 * j);
+              const u32 bytes = *(const u32*)(from + 1024 + h * 32 + group * 4);
+              widened(even[h], odd[h], pair.x, pair.y, even_factors(bytes), odd_factors(bytes), j);
             }
             float* c = acc[n];
             multiply(c, even[0][0], even[1][0], even[0][1], even[1][1], of_even.x, of_even.y);
@@ -212,8 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) mxfp4_rows(
       for (int cell = threadIdx.x; cell < have * OUTS; cell += THREADS) {
         const int r = cell / OUTS, c = cell % OUTS, o = (first_tile + tile) * OUTS + c;
         if (o < width)
-          finish(sums + r * WIDTH + (DOWN ? c : c / 8 * 16 + c % 8), bias, weights, out, expert,
-                 slots[start + r], o, num_rows, width, alpha, limit);
+          finish_sums(sums + r * WIDTH + (DOWN ? c : c / 8 * 16 + c % 8), bias, weights, out, expert,
+                      slots[start + r], o, num_rows, width, alpha, limit);
       }
     }
   }

@@ -92,6 +92,20 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
   return v;
 }
 
+// Products of a pair of bfloat16 with one value, the low or the high one of b, each rounded once.
+__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b, bool by_high) {
+  u32 v;
+  if (by_high)
+    asm("{\n.reg .b16 low, high;\n.reg .b32 twice;\nmov.b32 {low, high}, %2;\n"
+        "mov.b32 twice, {high, high};\nmul.rn.bf16x2 %0, %1, twice;\n}"
+        : "=r"(v) : "r"(a), "r"(b));
+  else
+    asm("{\n.reg .b16 low, high;\n.reg .b32 twice;\nmov.b32 {low, high}, %2;\n"
+        "mov.b32 twice, {low, low};\nmul.rn.bf16x2 %0, %1, twice;\n}"
+        : "=r"(v) : "r"(a), "r"(b));
+  return v;
+}
+
 // a b + c of two pairs, each rounded once.
 __device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
   u32 v;
@@ -107,6 +121,13 @@ __device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
 __device__ __forceinline__ u32 masked_or(u32 v, u32 mask, u32 bits) {
   u32 r;
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
+  return r;
+}
+
+// Bits of v where the mask has ones, and of other, at once.
+__device__ __forceinline__ u32 chosen_bits(u32 mask, u32 v, u32 other) {
+  u32 r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(r) : "r"(mask), "r"(v), "r"(other));
   return r;
 }
 
@@ -157,6 +178,15 @@ __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a
 __device__ __forceinline__ uint4 load_shared(u32 at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+
+// Four matrices of eight rows of 16 bytes, each lane the place of a row: of matrix i lane l gets word
+// l % 4 of row l / 4.
+__device__ __forceinline__ uint4 load_matrices(u32 at) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }

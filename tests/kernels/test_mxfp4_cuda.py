@@ -12,7 +12,14 @@ from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import experts_ref, mxfp4_cuda
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats.mxfp4 import FORMAT
-from specengine.kernels.experts.mxfp4_cuda import RowsTile, computes, takes, tile_for
+from specengine.kernels.experts.mxfp4_cuda import (
+    ManyTile,
+    Product,
+    RowsTile,
+    computes,
+    takes,
+    tile_for,
+)
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
@@ -27,6 +34,8 @@ HIDDEN, INNER = 320, 192
 
 @pytest.fixture(autouse=True, params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if request.param == "cpu":
+        monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 7)
     return placed(request, monkeypatch, mxfp4_cuda)
 
 
@@ -65,15 +74,26 @@ def first(x: Tensor, chosen: Chosen, rows: int) -> tuple[Tensor, Chosen]:
 CASES = [
     (1, "clamped", True, RowsTile(2, 2, 2, 2)),
     (6, "silu", False, RowsTile(1, 4, 3, 3)),
+    (3, "clamped", True, ManyTile(1, 3, 4, 1)),
+    (9, "silu", False, ManyTile(2, 3, 2, 1)),
     (21, "clamped", True, RowsTile(2, 1, 2, 5)),
+    (40, "clamped", True, ManyTile(4, 2, 9, 2)),
 ]
 
 
-@pytest.mark.parametrize(("rows", "name", "has_bias", "tile"), slow_but(CASES[1:], CASES))
+@pytest.mark.parametrize(
+    ("rows", "name", "has_bias", "tile"), slow_but([CASES[1], CASES[2], *CASES[4:]], CASES)
+)
 def test_experts_equal_the_reference(
-    rows: int, name: str, has_bias: bool, tile: RowsTile, place: torch.device
+    rows: int,
+    name: str,
+    has_bias: bool,
+    tile: RowsTile | ManyTile,
+    place: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Outputs that no block divides, depths that no chunk does, and more rows than a block."""
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 2 * EXPERTS)
     x, chosen = drawn(place, rows)
     weights = made(place, name, has_bias)
     found = mxfp4_cuda.experts(x, chosen, weights, tile)
@@ -82,6 +102,7 @@ def test_experts_equal_the_reference(
 
 
 def test_row_has_the_same_bits_in_all_tiles(place: torch.device) -> None:
+    """For few rows in all of their tiles."""
     x, chosen = drawn(place, 9)
     weights = made(place, "clamped", True)
     sizes = (1, 4, 9)
@@ -89,6 +110,36 @@ def test_row_has_the_same_bits_in_all_tiles(place: torch.device) -> None:
     assert len(set(tiles)) == len(sizes)
     found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_experts_that_no_row_chose_are_passed_over(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more rows too, and a row among those of its expert has the bits that it has alone, in
+    whatever tile."""
+    x = torch.randn(12, HIDDEN, device=place).bfloat16()
+    ids = torch.tensor([[3, 1]], dtype=torch.int32, device=place).repeat(12, 1)
+    chosen, weights = (
+        Chosen(ids, torch.rand(12, CHOSEN, device=place)),
+        made(place, "clamped", True),
+    )
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 2 * EXPERTS)
+    found = mxfp4_cuda.experts(x, chosen, weights, ManyTile(4, 2, 9, 2))
+    close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3 * EXPERTS)
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, ManyTile(2, 3, 2, 1))
+    assert torch.equal(alone[:, 0], found[:, 0])
+
+
+def test_choices_of_no_expert_are_passed_over(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3)
+    (x, chosen), weights = drawn(place, 3), made(place, "clamped", True)
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, ManyTile(2, 3, 2, 1))
+    chosen.ids_TK[1], chosen.ids_TK[2] = -1, EXPERTS
+    found = mxfp4_cuda.experts(x, chosen, weights, ManyTile(2, 3, 2, 1))
+    assert torch.equal(alone[:, 0], found[:, 0])
 
 
 @pytest.fixture
@@ -107,8 +158,8 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
     assert not takes(x[:, :312], chosen, weights)
     assert not takes(x.T.contiguous().T.expand(2, -1), chosen, weights)
     assert not takes(torch.cat([x[0, :1], x[0]])[None, 1:], chosen, weights)  # 2 bytes further
-    assert not takes(x.new_empty(1, 1 << 17), chosen, weights)  # no row fits in shared memory
-    assert not takes(*drawn(cpu, 11), weights)  # more than four rows an expert
+    assert takes(*drawn(cpu, 40), weights)
+    assert not takes(*drawn(cpu, 41), weights)  # more than 16 rows an expert
     assert weights.down_bias is not None
     rounded = replace(weights.down, input=Fp8Input())
     for changed in (
@@ -119,17 +170,6 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
         replace(weights, gate_up=replace(weights.gate_up, first=Mxfp4Weight(x, x))),
     ):
         assert not takes(x, chosen, changed)
-
-
-@pytest.mark.usefixtures("on_hopper")
-def test_more_rows_than_few_are_refused_whatever_their_experts() -> None:
-    weights = made(torch.device("cpu"), "silu", False)
-    many = replace(weights.gate_up, tensors={"words": torch.empty(128)})  # experts
-    weights = replace(weights, gate_up=many)
-    for rows in (64, 65):
-        ids = torch.zeros(rows, CHOSEN, dtype=torch.int32)
-        x = torch.zeros(rows, HIDDEN).bfloat16()
-        assert takes(x, Chosen(ids, ids.float()), weights) == (rows == 64)
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -155,17 +195,80 @@ def test_few_rows_take_the_kernel_of_the_format(
     experts(x, chosen, weights, backend="torch")
 
 
-def test_tiles_follow_the_rows_of_an_expert() -> None:
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("name", ["HIDDEN", "INNER"])
+def test_more_rows_are_refused_where_half_a_chunk_is_not_full(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 33)
+    cpu = torch.device("cpu")
+    assert takes(*drawn(cpu, 40), made(cpu, "silu", False))
+    monkeypatch.setitem(globals(), name, 288)
+    assert not takes(*drawn(cpu, 40), made(cpu, "silu", False))
+    assert takes(*drawn(cpu, 5), made(cpu, "silu", False))
+
+
+def test_tiles_follow_the_rows_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of GPT-OSS-20B and 120B: 4 of 32 and of 128 experts."""
-    narrow, wide = RowsTile(1, 8, 6, 8), RowsTile(2, 8, 4, 4)
-    small = [tile_for(rows, 4, 32) for rows in (1, 8, 16, 17, 32, 33, 64)]
-    assert small == [RowsTile(2, 8, 4, 2), wide, wide, narrow, narrow, None, None]
-    assert tile_for(64, 4, 128) == wide
+    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 33)
+    narrow, wide, many = RowsTile(1, 8, 6, 8), RowsTile(2, 8, 4, 4), ManyTile(2, 15, 3, 4)
+    small = [tile_for(rows, 4, 32) for rows in (1, 8, 16, 17, 32, 33, 64, 128, 129)]
+    few = [RowsTile(2, 8, 4, 2), wide, wide, narrow, narrow]
+    assert small == [*few, many, many, many, None]
+    assert [tile_for(rows, 4, 128) for rows in (32, 64)] == [wide, many]
+
+
+def product(rows: int, columns: int) -> Product:
+    return Product(rows, 4, 32, columns, columns, is_down=False)
 
 
 def test_rows_that_are_held_fit_in_shared_memory() -> None:
     tile = RowsTile(2, 8, 4, 4)
-    assert [tile.held_rows(rows, 4, 32, 2880) for rows in (1, 8, 16, 32)] == [1, 4, 4, 8]
-    held = tile.held_rows(32, 4, 32, 14336)
-    assert 1 <= held < 8
-    assert tile.shared_bytes(held, 14336, 32) <= MOST_SHARED
+    assert [tile.held_rows(product(rows, 2880)) for rows in (1, 8, 16, 32)] == [1, 4, 4, 8]
+    assert not tile.fits(product(1, 1 << 17))
+    deep = product(32, 14336)
+    assert 1 <= tile.held_rows(deep) < 8
+    assert tile.shared_bytes(deep) <= MOST_SHARED
+
+
+def test_blocks_of_more_rows_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 132 multiprocessors; and each has a tile of its own."""
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 132)
+    cpu, wide = torch.device("cpu"), product(64, 2880)
+    assert ManyTile(2, 12, 4, 4).grid(wide, cpu) == (132, 1, 1)
+    assert ManyTile(2, 7, 4, 3, 2).grid(wide, cpu) == (264, 1, 1)
+    assert ManyTile(2, 12, 4, 4).grid(product(1, 64), cpu) == (4 * 4, 1, 1)
+    assert not ManyTile(2, 12, 16, 4).fits(wide)
+    assert ManyTile(2, 7, 4, 4, 2).fits(wide)
+    assert not ManyTile(2, 7, 5, 4, 2).fits(wide)
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_row_has_the_same_bits_in_tiles_of_more_rows(
+    blocks: int, place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However blocks share the tiles: one that has all of them, and some that have two experts."""
+    x, chosen = drawn(place, 9)
+    weights = made(place, "clamped", True)
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: blocks)
+    tiles = {1: ManyTile(1, 4, 7, 1), 4: ManyTile(2, 5, 3, 1), 9: ManyTile(2, 3, 2, 4)}
+    found = [
+        mxfp4_cuda.experts(*first(x, chosen, rows), weights, tile)[:, 0]
+        for rows, tile in tiles.items()
+    ]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_one_kernel_for_all_rows_gives_one_row_the_same_bits(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 1)
+    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3)
+    x, chosen = drawn(place, 6)
+    weights = made(place, "silu", True)
+    sizes = (1, 3, 6)
+    tiles = [tile_for(rows, CHOSEN, EXPERTS) for rows in sizes]
+    assert len(set(tiles)) == len(sizes)
+    found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
+    assert all(torch.equal(one, found[0]) for one in found)
+    close(found[0].sum(0).bfloat16(), experts_ref.experts(*first(x, chosen, 1), weights)[0])

@@ -31,12 +31,17 @@ inline u32 pack(float low, float high) { return narrowed(low) | narrowed(high) <
 inline u32 multiply_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) * widen((u16)b), widen((u16)(a >> 16)) * widen((u16)(b >> 16)));
 }
+inline u32 multiply_pair(u32 a, u32 b, bool by_high) {
+  const u32 one = by_high ? b >> 16 : b & 0xffff;
+  return multiply_pairs(a, one | one << 16);
+}
 inline u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
   return pack(fmaf(widen((u16)a), widen((u16)b), widen((u16)c)),
               fmaf(widen((u16)(a >> 16)), widen((u16)(b >> 16)), widen((u16)(c >> 16))));
 }
 inline u32 apart(u32 bytes) { return bytes & 0xff | (bytes & 0xff00) << 8; }
 inline u32 masked_or(u32 v, u32 mask, u32 bits) { return v & mask | bits; }
+inline u32 chosen_bits(u32 mask, u32 v, u32 other) { return v & mask | other & ~mask; }
 inline u32 low_halves(u32 a, u32 b) { return a & 0xffff | b << 16; }
 inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
 inline u32 subtract_pairs(u32 a, u32 b) {
@@ -71,6 +76,16 @@ inline uint4 load_shared(u32 at) {
   uint4 v;
   memcpy(&v, shared_memory + at, 16);
   return v;
+}
+inline uint4 load_matrices(u32 at) {
+  static Board<u32> board;
+  if (at % 16) abort();
+  const u32* of = board.show(at);
+  u32 words[4];
+  for (int i = 0; i < 4; i++)
+    memcpy(words + i, shared_memory + of[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
+  __syncwarp();
+  return {words[0], words[1], words[2], words[3]};
 }
 inline void store_shared(u32 at, uint4 v) { memcpy(shared_memory + at, &v, 16); }
 inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
