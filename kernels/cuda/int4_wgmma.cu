@@ -3,11 +3,15 @@
 // The number of outputs is a multiple of 4.
 //
 // Compile-time: those of int4.cuh (NT 1, GROUP a multiple of 128, ZERO 0 or 1), MT (tiles of 8 rows a
-// block: 1, 2, 4, 8 or 16), WARPS (a multiple of 4), SLOTS (stages in shared memory, 3 or more), WAYS (warps
-// that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there), ROUNDED, BIAS.
+// block: 1, 2, 4, 8 or 16), WARPS (that multiply, a multiple of 4), SLOTS (stages in shared memory, 8 at
+// most), WAYS (warps that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there),
+// ROUNDED, BIAS.
 //
-// A block computes 16 WARPS outputs of 8 MT rows. Codes are the left operand: each is read and widened
-// once, in registers, whatever the number of rows. x stands in shared memory.
+// A block computes 16 WARPS outputs of 8 MT rows. Four more warps copy x and codes into shared memory, for
+// which they need few registers: the others take them. Codes are the left operand: each is read and widened
+// once, in registers, whatever the number of rows. While the products of 32 columns run, a warp widens the
+// codes of the 32 behind them. Warpgroups meet at no barrier: one runs ahead of another by as many stages as
+// there are slots, so that while one waits for its products or scales their sums another multiplies.
 //
 // ROUNDED 0: what int4_rows.cu computes, bit for bit: the sums of 128 columns are scaled in float32, and a
 // block takes the stages of one way after another. That a product of a warpgroup rounds as one of a warp
@@ -21,14 +25,24 @@
 
 #define ROWS (8 * MT)
 #define OUTS (16 * WARPS)
-#define THREADS (32 * WARPS)
-#define X_HALF (HALF * ROWS)  // bytes of 64 columns
+#define SHARERS (32 * WARPS)    // threads that multiply
+#define COPIERS 128             // threads that copy
+#define THREADS (SHARERS + COPIERS)
+#define X_HALF (HALF * ROWS)    // bytes of 64 columns
 #define X_SLOT (2 * X_HALF)
-#define RING_BYTES (SLOTS * (X_SLOT + 1024 * WARPS))
+#define CODES_AT (SLOTS * X_SLOT)
+#define CODE_SLOT (64 * OUTS)
+#define BARRIERS_AT (CODES_AT + SLOTS * CODE_SLOT)
+#define WAYS_AT (BARRIERS_AT + 128)
+#define SCALES_AT (WAYS_AT + (MINE > 1 && !ROUNDED ? 4 * ROWS * OUTS : 0))
+#define WORDS (SCALE == 2 ? 2 : 1)  // of shared memory that hold a scale and a zero
 #define WIDTH (OUTS + 4)  // of a row of sums: so that a warp's stores spare banks
-#define STEPS (STAGE / 16)
 #define MINE (WAYS / CLUSTER)  // ways of a block
 #define AT_ONCE (WARPS <= 8 && MT <= 8 ? 2 : 1)  // blocks that registers must do for
+#define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)  // registers of a thread
+#define TO_COPY 32
+#define TO_MULTIPLY_ALL (((WARPS / 4 + 1) * AT_START - TO_COPY) / (WARPS / 4) / 8 * 8)
+#define TO_MULTIPLY (TO_MULTIPLY_ALL > 232 ? 232 : TO_MULTIPLY_ALL)
 
 // A way's stages follow each other, WAYS apart; then those of the next way.
 struct Walk {
@@ -42,6 +56,26 @@ struct Walk {
   }
 };
 
+// How many stages a block has.
+__device__ __forceinline__ int stages_of(int rank, int stages) {
+  int count = 0;
+#pragma unroll
+  for (int way = 0; way < MINE; way++) count += (stages - rank * MINE - way + WAYS - 1) / WAYS;
+  return count;
+}
+
+// Which one the block takes `turn` stages after its first.
+__device__ __forceinline__ int stage_at(int rank, int turn, int stages) {
+  int found = stages - 1;
+#pragma unroll
+  for (int way = rank * MINE; way < rank * MINE + MINE; way++) {
+    const int of_way = (stages - way + WAYS - 1) / WAYS;
+    if (turn >= 0 && turn < of_way) found = way + turn * WAYS;
+    turn -= of_way;
+  }
+  return found;
+}
+
 // What the codes of a row of a stage become.
 struct Scaling {
   u32 less;       // MAGIC's value and the zero, twice
@@ -49,11 +83,53 @@ struct Scaling {
   float by;
 };
 
-__device__ __forceinline__ Scaling scaling_of(u32 scale, u32 zero) {
+// The place of an output's scale in shared memory: eight turns of four outputs have banks of their own.
+__device__ __forceinline__ int scale_place(int turn, int out) {
+  return turn * 16 + (out ^ (turn >> 1 & 3) * 4);
+}
+
+// The scales and zeros of a warp's outputs. held: of this warp, [count][16], and their zeros behind them if
+// a scale fills a word.
+__device__ __forceinline__ void hold_scales(u32* held, const unsigned char* scale, const unsigned char* zero,
+                                            int first_out, int num_outs, int groups, int rank, int count,
+                                            int stages) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int first = 0; first < count; first += 32) {
+    u32 scales[4][4], zeros[4][4];
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      const int group = stage_at(rank, first + t * 8 + (lane & 7), stages) * STAGE / GROUP;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int place = min(first_out + i * 4 + (lane >> 3), num_outs - 1) * groups + group;
+        if (first + t * 8 >= count) continue;
+        scales[t][i] = raw_scale(scale, place);
+        zeros[t][i] = raw_zero(zero, place);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      const int turn = first + t * 8 + (lane & 7);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (turn >= count) continue;
+        const float less = MIDDLE - 8.f + zero_of(zeros[t][i]);
+        u32* at = held + scale_place(turn, i * 4 + (lane >> 3));
+        const u32 pair = pack(less, less);
+        at[0] = SCALE == 2 ? scales[t][i] : scales[t][i] | pair << 16;
+        if (SCALE == 2) at[count * 16] = pair;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ Scaling scaling_of(const u32* held, int turn, int out, int count) {
+  const u32* at = held + scale_place(turn, out);
+  const u32 word = at[0];
   Scaling found;
-  found.by = scale_of(scale);
-  const float less = MIDDLE - 8.f + zero_of(zero);
-  found.less = pack(less, less);
+  found.by = scale_of(word);
+  found.less = SCALE == 2 ? at[count * 16] : high_halves(word, word);
   if (ROUNDED) {
     found.high = pack(found.by, found.by);
     const float rest = found.by - widen((u16)found.high);
@@ -71,31 +147,83 @@ __device__ __forceinline__ u32 pair_of(u32 codes, const Scaling& scaling) {
   return multiply_add_pairs(value, scaling.high, multiply_pairs(value, scaling.low));
 }
 
-// The left operand of a stage. held: this lane's codes of its row, of which pieces are turned.
-__device__ __forceinline__ void widen_stage(u32 (&a)[STEPS][4], const unsigned char* held, int row,
-                                            const Scaling& of_row, const Scaling& of_eighth) {
+// This lane's codes of a chunk: two of each place of a fragment, 8 rows behind, 8 columns behind. held: those
+// of its row, of which pieces are turned.
+__device__ __forceinline__ void load_chunk(u32 (&codes)[4], const unsigned char* held, int row, int chunk) {
+  const unsigned char* at = held + ((chunk + (row >> 1)) & 3) * 16;
 #pragma unroll
-  for (int c = 0; c < CHUNKS; c++) {
-    const unsigned char* at = held + ((c + (row >> 1)) & 3) * 16;
+  for (int i = 0; i < 4; i++) codes[i] = *(const u16*)(at + i % 2 * 512 + i / 2 * 8);
+}
+
+// The left operands of its two products.
+__device__ __forceinline__ void widen_chunk(u32 (&a)[2][4], const u32 (&codes)[4], const Scaling& of_row,
+                                            const Scaling& of_eighth) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {  // the places of a fragment: 8 rows behind, 8 columns behind
-      const u32 pair = apart(*(const u16*)(at + i % 2 * 512 + i / 2 * 8));
-      a[2 * c][i] = pair_of(pair, i % 2 ? of_eighth : of_row);
-      a[2 * c + 1][i] = pair_of(pair >> 4, i % 2 ? of_eighth : of_row);
-    }
+  for (int i = 0; i < 4; i++) {
+    const u32 pair = apart(codes[i]);
+    a[0][i] = pair_of(pair, i % 2 ? of_eighth : of_row);
+    a[1][i] = pair_of(pair >> 4, i % 2 ? of_eighth : of_row);
   }
 }
 
-// A stage of x: a thread has 16 bytes of some rows, THREADS / 16 apart. from: those of its first row, at
-// stage 0; to: their place. Rows that do not exist are zeros.
-__device__ __forceinline__ void fetch_rows(u32 to, const u16* from, int stage, int stride_x,
-                                           int rows_left) {
-  from += stage * STAGE;
+// A stage of codes: a lane has 16 bytes of some rows, 32 apart. Pieces of a row are turned by its number, so
+// that lanes of all rows read different banks.
+__device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, int columns, int outs_left) {
 #pragma unroll
-  for (int r = 0; r < ROWS; r += THREADS / 16) {
-    if (ROWS % (THREADS / 16) && threadIdx.x / 16 + r >= ROWS) return;
-    copy_async(to + r * HALF, from, r < rows_left ? 16 : 0);
-    from += THREADS / 16 * stride_x;
+  for (int o = 0; o < OUTS; o += 32) {
+    if (o < outs_left) copy_async(to + o * 64, (const u16*)from, 16);
+    from += 16 * columns;
+  }
+}
+
+// A stage of x: a lane has 16 bytes of each 32 columns of some rows, 32 apart. What stands where rows do not
+// exist reaches sums of those rows alone.
+__device__ __forceinline__ void copy_rows(u32 to, u32 to_odd, const u16* from, int row, int rows_left,
+                                          int stride_x) {
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 32) {
+    if (r < rows_left && (ROWS % 32 == 0 || row < ROWS)) {
+      copy_async(to + r * HALF, from, 16);
+      copy_async(to_odd + r * HALF, from + 32, 16);
+      copy_async(to + X_HALF + r * HALF, from + 64, 16);
+      copy_async(to_odd + X_HALF + r * HALF, from + 96, 16);
+    }
+    from += 32 * stride_x;
+  }
+}
+
+// What the last four warps do.
+__device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsigned char* codes, int rank,
+                                            int count, int rows_left, int outs_left, int columns,
+                                            int stride_x) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x - SHARERS) >> 5, piece = lane & 3;
+  const int stages = columns / STAGE, out = warp * 8 + (lane >> 2);
+  const int row = warp * 8 + (lane >> 2 & 1) * 4 + (lane >> 3);  // eight lanes write to all banks
+  const u32 to = base + CODES_AT + out * 64 + ((piece + (out >> 1)) & 3) * 16;
+  const u32 to_x = base + swizzled(row, piece), to_odd = base + swizzled(row, piece + 4);
+  codes += (u64)out * (columns / 2) + piece * 16;
+  x += (u64)row * stride_x + piece * 8;
+  Walk ahead = {rank * MINE, rank * MINE}, walk = ahead;
+#pragma unroll 1
+  for (int slot = 0; slot < min(SLOTS, count); slot++) {
+    copy_codes(to + slot * CODE_SLOT, codes + ahead.stage * (STAGE / 2), columns, outs_left - out);
+    ahead.step(stages);
+  }
+  wait_for_last_kernel();
+  int slot = 0, turns = 1;  // a slot is empty for the first time when it has been read once
+#pragma unroll 1
+  for (int turn = 0; turn < count; turn++) {
+    const u32 full = base + BARRIERS_AT + slot * 8;
+    if (turn >= SLOTS) {
+      wait_at(full + 64, turns & 1);
+      copy_codes(to + slot * CODE_SLOT, codes + walk.stage * (STAGE / 2), columns, outs_left - out);
+    }
+    copy_rows(to_x + slot * X_SLOT, to_odd + slot * X_SLOT, x + walk.stage * STAGE, row, rows_left - row,
+              stride_x);
+    arrive_after_copies(full);
+    walk.step(stages);
+    slot++;
+    if (slot == SLOTS) slot = 0, turns++;
   }
 }
 
@@ -131,124 +259,115 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
   const int rank = blockIdx.x % CLUSTER, first_row = blockIdx.x / CLUSTER * ROWS;
   const int first_block = blockIdx.y * OUTS, first_out = first_block + warp * 16;
-  const int stages = columns / STAGE, groups = columns / GROUP;
-  Walk walk = {rank * MINE, rank * MINE}, ahead = walk, ahead_x = walk;
-  int count = 0;  // stages of this block
-#pragma unroll
-  for (int way = 0; way < MINE; way++) count += (stages - rank * MINE - way + WAYS - 1) / WAYS;
+  const int stages = columns / STAGE, count = stages_of(rank, stages);
   allow_next_kernel();
 
-  const u32 base = (u32)__cvta_generic_to_shared(shared), barrier = base + RING_BYTES;
-  const u32 ring = SLOTS * X_SLOT + warp * 1024 + row * 64;  // and 1024 WARPS a slot
-  const u32 to = base + ring + ((part + (row >> 1)) & 3) * 16;
-  const unsigned char* mine = codes + (u64)(first_out + row) * (columns / 2) + part * 16;
-  const int outs_left = num_outs - first_out - row;
-  const int x_row = threadIdx.x >> 4, piece = threadIdx.x & 15;  // of what this thread copies of x
-  const u32 to_x = base + piece / 8 * X_HALF + swizzled(x_row, piece % 8);
-  x += (u64)(first_row + x_row) * stride_x + piece * 8;
-  const int x_left = num_rows - first_row - x_row;
+  const u32 base = (u32)__cvta_generic_to_shared(shared), barriers = base + BARRIERS_AT;
   if (threadIdx.x == 0) {
-    prepare_barrier(barrier, WARPS);
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; slot++) {
+      prepare_barrier(barriers + slot * 8, COPIERS);     // a stage has landed
+      prepare_barrier(barriers + 64 + slot * 8, WARPS);  // and has been multiplied
+    }
     show_barriers();
   }
-  const int place_0 = min(first_out + row, num_outs - 1) * groups;
-  const int place_1 = min(first_out + row + 8, num_outs - 1) * groups;
-  int group = walk.stage * STAGE / GROUP;
-  u32 scale_0 = raw_scale(scale, place_0 + group), scale_1 = raw_scale(scale, place_1 + group);
-  u32 zero_0 = raw_zero(zero, place_0 + group), zero_1 = raw_zero(zero, place_1 + group);
-#pragma unroll
-  for (int slot = 0; slot < SLOTS - 2; slot++)
-    if (slot < count) {
-      fetch_codes(to + slot * 1024 * WARPS, mine, ahead.stage, columns, outs_left);
-      ahead.step(stages);
-    }
-  wait_for_last_kernel();
-#pragma unroll
-  for (int slot = 0; slot < SLOTS - 2; slot++) {
-    if (slot < count) {
-      fetch_rows(to_x + slot * X_SLOT, x, ahead_x.stage, stride_x, x_left);
-      ahead_x.step(stages);
-    }
-    end_of_copies();
-  }
-  __syncthreads();  // the barrier stands
-  wait_for_copies_but(SLOTS - 3);
-  __syncwarp();
-  if (lane == 0) arrive_at(barrier);
+  __syncthreads();  // the barriers stand
 
-  float* of_ways = (float*)(shared + RING_BYTES + 16) + threadIdx.x;  // sums of the ways before
-  float acc[4 * MT] = {}, sums[4 * MT] = {};
-  int slot = 0;
-  // The barrier turns when all warps' copies of a stage have landed, and all products of the stage two
-  // ahead of it are done: its slot is filled anew.
+  if (warp >= WARPS) {
+    give_registers(TO_COPY);
+    copy_stages(base, x + (u64)first_row * stride_x, codes + (u64)first_block * (columns / 2), rank, count,
+                num_rows - first_row, num_outs - first_block, columns, stride_x);
+    __syncthreads();  // as that of the others
+  } else {
+    take_registers(TO_MULTIPLY);
+    u32* held = (u32*)(shared + SCALES_AT) + warp * 16 * WORDS * count;
+    hold_scales(held, scale, zero, first_out, num_outs, columns / GROUP, rank, count, stages);
+    float* of_ways = (float*)(shared + WAYS_AT) + threadIdx.x;  // sums of the ways before
+    float acc[4 * MT] = {}, sums[4 * MT] = {};
+    u32 a[2][2][4];
+    Walk walk = {rank * MINE, rank * MINE};
+    int slot = 0, turns = 0;
+    __syncwarp();  // all lanes' scales
+    const unsigned char* at = shared + CODES_AT + warp * 1024 + row * 64 + part * 2;
+    Scaling of_0 = scaling_of(held, 0, row, count), of_1 = scaling_of(held, 0, row + 8, count);
+    wait_at(barriers, 0);
+    u32 loaded[4];
+    load_chunk(loaded, at, row, 0);
+    widen_chunk(a[0], loaded, of_0, of_1);
 #pragma unroll 1
-  for (int turn = 0; turn < count; turn++) {
-    wait_at(barrier, turn & 1);
-    __syncwarp();  // products are of whole warps
-    const Scaling of_0 = scaling_of(scale_0, zero_0), of_1 = scaling_of(scale_1, zero_1);
-    const u64 halves[2] = {matrix_at(base + slot * X_SLOT), matrix_at(base + slot * X_SLOT + X_HALF)};
-    u32 a[STEPS][4];
-    widen_stage(a, shared + ring + slot * 1024 * WARPS + part * 2, row, of_0, of_1);
-    show_to_products();
+    for (int turn = 0; turn < count; turn++) {
+      const u32 full = barriers + slot * 8, x_at = base + slot * X_SLOT;
+      const u64 halves[2] = {matrix_at(x_at), matrix_at(x_at + X_HALF)};
+      Scaling next_0 = of_0, next_1 = of_1;
+      __syncwarp();  // products are of whole warps
+      show_to_products();
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-      const u64 b = behind(halves[i / 4], i % 4 * 32);
-      if (ROUNDED)
-        add_product(acc, a[i], b, 1);
-      else
-        add_product(sums, a[i], b, i > 0);
-    }
-    end_of_products();
-    // Behind the fence in front of the products, which waits for what this thread has asked for before.
-    const int free = slot < 2 ? slot + SLOTS - 2 : slot - 2;
-    if (turn + SLOTS - 2 < count) {
-      fetch_codes(to + free * 1024 * WARPS, mine, ahead.stage, columns, outs_left);
-      fetch_rows(to_x + free * X_SLOT, x, ahead.stage, stride_x, x_left);
-      ahead.step(stages);
-    }
-    end_of_copies();
-    const bool ends = walk.ends_way(stages) && turn + 1 < count;
-    const bool is_first = walk.way == rank * MINE;
-    walk.step(stages);
-    if (turn + 1 < count) {
-      group = walk.stage * STAGE / GROUP;
-      scale_0 = raw_scale(scale, place_0 + group), scale_1 = raw_scale(scale, place_1 + group);
-      zero_0 = raw_zero(zero, place_0 + group), zero_1 = raw_zero(zero, place_1 + group);
-    }
-    wait_for_copies_but(SLOTS - 3);
-    __syncwarp();
-    if (lane == 0) arrive_at(barrier);
-    wait_for_all_products();
+      for (int c = 0; c < CHUNKS; c++) {
+        if (c > 0) before_products();
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) keep(a[i]);
-    if (ROUNDED) {
-      keep(acc);
-    } else {
-      keep(sums);
+        for (int h = 0; h < 2; h++) {
+          const u64 b = behind(halves[c / 2], c % 2 * 64 + h * 32);
+          if (ROUNDED)
+            add_product(acc, a[c % 2][h], b, 1);
+          else
+            add_product(sums, a[c % 2][h], b, c + h > 0);
+        }
+        end_of_products();
+        if (c + 1 < CHUNKS) {
+          load_chunk(loaded, at + slot * CODE_SLOT, row, c + 1);
+        } else if (turn + 1 < count) {  // the first chunk of the next stage
+          slot++;
+          if (slot == SLOTS) slot = 0, turns++;
+          next_0 = scaling_of(held, turn + 1, row, count);
+          next_1 = scaling_of(held, turn + 1, row + 8, count);
+          wait_at(barriers + slot * 8, turns & 1);
+          load_chunk(loaded, at + slot * CODE_SLOT, row, 0);
+        }
+        wait_for_products_but(1);  // those that read the other operands
 #pragma unroll
-      for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
-      if (MINE > 1 && ends) {
+        for (int h = 0; h < 2; h++) keep(a[(c + 1) % 2][h]);
+        if (ROUNDED && c == 0 && turn > 0 && lane == 0)
+          arrive_at(barriers + 64 + (slot == 0 ? SLOTS - 1 : slot - 1) * 8);
+        widen_chunk(a[(c + 1) % 2], loaded, next_0, next_1);
+      }
+      if (!ROUNDED) {
+        wait_for_products_but(0);
 #pragma unroll
-        for (int i = 0; i < 4 * MT; i++) {
-          float* to_way = of_ways + i * THREADS;
-          *to_way = (is_first ? 0.f : *to_way) + acc[i];
-          acc[i] = 0.f;
+        for (int h = 0; h < 2; h++) keep(a[1][h]);
+        keep(sums);
+        if (lane == 0) arrive_at(full + 64);
+        const bool ends = walk.ends_way(stages) && turn + 1 < count;
+        const bool is_first = walk.way == rank * MINE;
+        walk.step(stages);
+#pragma unroll
+        for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
+        if (MINE > 1 && ends) {
+#pragma unroll
+          for (int i = 0; i < 4 * MT; i++) {
+            float* to_way = of_ways + i * SHARERS;
+            *to_way = (is_first ? 0.f : *to_way) + acc[i];
+            acc[i] = 0.f;
+          }
         }
       }
+      of_0 = next_0, of_1 = next_1;
     }
-    slot = slot + 1 == SLOTS ? 0 : slot + 1;
-  }
+    if (ROUNDED) {
+      wait_for_products_but(0);
+      keep(acc);
+    }
 #pragma unroll
-  for (int i = 0; i < 4 * MT; i++)
-    if (MINE > 1 && !ROUNDED) acc[i] += of_ways[i * THREADS];
-  wait_for_all_copies();
-  __syncthreads();  // the ring is read no more
+    for (int i = 0; i < 4 * MT; i++)
+      if (MINE > 1 && !ROUNDED) acc[i] += of_ways[i * SHARERS];
+    __syncthreads();  // the rings are read no more
 
-  float* partial = (float*)shared;  // [ROWS][WIDTH]
+    float* partial = (float*)shared;  // [ROWS][WIDTH]
 #pragma unroll
-  for (int i = 0; i < 4 * MT; i++)
-    partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
+    for (int i = 0; i < 4 * MT; i++)
+      partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
+  }
   meet_sharers();
-  add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
+  add_blocks((const float*)shared, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block,
+             num_outs);
   if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
 }

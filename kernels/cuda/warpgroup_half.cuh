@@ -75,10 +75,19 @@ __device__ __forceinline__ void end_of_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+// Behind what wrote the registers of the products that follow.
+__device__ __forceinline__ void before_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
 // Until those have ended.
 __device__ __forceinline__ void wait_for_all_products() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
+
+// Until all have ended but those in front of the last `groups` calls of end_of_products.
+#define wait_for_products_but(groups) \
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory")
 
 __device__ __forceinline__ void keep(const u32 (&a)[4]) {
   asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
@@ -87,3 +96,8 @@ __device__ __forceinline__ void keep(float (&c)[4 * MT]) {
 #pragma unroll
   for (int i = 0; i < 4 * MT; i++) asm volatile("" : "+f"(c[i]) :: "memory");
 }
+
+// Of four warps: how many registers each of their threads has from here on. Some give what others take. Each
+// number is a multiple of 8, and all that there are at the start suffice for them.
+#define give_registers(registers) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(registers))
+#define take_registers(registers) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(registers))

@@ -49,6 +49,10 @@ class FewTile:
     def outs(self) -> int:
         return 16 * self.sixteens
 
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
     def eights_of(self, num_rows: int) -> int:
         """Rows of a block, in eights."""
         return 1 if num_rows <= 8 else 2
@@ -69,9 +73,9 @@ class FewTile:
 @dataclass(frozen=True)
 class WideTile:
     """Shape of a block of the kernel for dozens and hundreds of rows, which multiplies by four
-    warps together: warps of 16 outputs, rows (in eights) at most, ways (the warps of the kernel for
-    few rows), blocks that share them (its parts), stages in shared memory, and whether weights are
-    rounded to half precision before they are multiplied."""
+    warps together: warps of 16 outputs that multiply, rows (in eights) at most, ways (the warps of
+    the kernel for few rows), blocks that share them (its parts), stages in shared memory, and
+    whether weights are rounded to half precision before they are multiplied."""
 
     warps: int
     most_eights: int
@@ -94,6 +98,11 @@ class WideTile:
     def outs(self) -> int:
         return 16 * self.warps
 
+    @property
+    def threads(self) -> int:
+        """Four warps more copy."""
+        return 32 * (self.warps + 4)
+
     def eights_of(self, num_rows: int) -> int:
         """Rows of a block, in eights."""
         return next(n for n in (1, 2, 4, 8, 16) if 8 * n >= num_rows or n == self.most_eights)
@@ -104,11 +113,17 @@ class WideTile:
         return self.blocks * -(-num_rows // rows), -(-num_outs // self.outs), 1
 
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
-        """A ring of rows and codes, over which sums are written, a barrier, and sums of ways."""
+        """A ring of rows and codes, over which sums are written, barriers, sums of ways, and the
+        scales and zeros of all stages of a block."""
         rows = 8 * eights
         ring = self.slots * (2 * rows * STAGE + 64 * self.outs)
-        of_ways = 0 if self.rounded or self.ways == self.blocks else 4 * rows * self.outs
-        return max(ring + 16 + of_ways, 4 * rows * (self.outs + 4))
+        ways = self.ways // self.blocks
+        of_ways = 0 if self.rounded or ways == 1 else 4 * rows * self.outs
+        stages = sum(len(range(way, weight.shape[1] // STAGE, self.ways)) for way in range(ways))
+        words = 2 if weight.scale.element_size() == 4 else 1
+        return max(
+            ring + 128 + of_ways + 4 * words * stages * self.outs, 4 * rows * (self.outs + 4)
+        )
 
 
 Tile = FewTile | WideTile

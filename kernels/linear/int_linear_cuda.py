@@ -108,7 +108,7 @@ def int_linear(
     source, device = _SOURCES / f"{tile.kernel}.cu", x.device.index or 0
     compiled(source, tile.kernel, tuple(defines.items()), shared, device).launch(
         tile.grid(num_outs, num_rows),
-        32 * tile.warps,
+        tile.threads,
         shared,
         (
             x,

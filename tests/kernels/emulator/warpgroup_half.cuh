@@ -7,8 +7,10 @@ inline u64 behind(u64 matrix, int bytes) {
   if (matrix % (8 * HALF) + bytes >= HALF) abort();  // columns of the first row
   return matrix + bytes;
 }
-inline void end_of_products() {}
-inline void wait_for_all_products() { wait_for_products(); }
+inline void before_products() {}
+inline void wait_for_all_products() { wait_for_products_but(0); }
+inline void give_registers(int) {}
+inline void take_registers(int) {}
 inline void keep(const u32 (&)[4]) {}
 inline void keep(float (&)[4 * MT]) {}
 
@@ -36,5 +38,5 @@ inline void make_product(float* c, LeftFragment a, u64 b, int adds) {
 inline void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
   const LeftFragment given = {{a[0], a[1], a[2], a[3]}};
   float* sums = c;
-  my_products().push_back([=] { make_product(sums, given, b, adds); });
+  my_products().back().push_back([=] { make_product(sums, given, b, adds); });
 }
