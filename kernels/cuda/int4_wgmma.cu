@@ -38,6 +38,7 @@
 #define WORDS (SCALE == 2 ? 2 : 1)  // of shared memory that hold a scale and a zero
 #define WIDTH (OUTS + 4)  // of a row of sums: so that a warp's stores spare banks
 #define MINE (WAYS / CLUSTER)  // ways of a block
+#define LAG (SLOTS - 2)  // stages that are on their way when the one behind them is shown
 #define AT_ONCE (WARPS <= 8 && MT <= 8 ? 2 : 1)  // blocks that registers must do for
 #define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)  // registers of a thread
 #define TO_COPY 32
@@ -83,11 +84,6 @@ struct Scaling {
   float by;
 };
 
-// The place of an output's scale in shared memory: eight turns of four outputs have banks of their own.
-__device__ __forceinline__ int scale_place(int turn, int out) {
-  return turn * 16 + (out ^ (turn >> 1 & 3) * 4);
-}
-
 // The scales and zeros of a warp's outputs. held: of this warp, [count][16], and their zeros behind them if
 // a scale fills a word.
 __device__ __forceinline__ void hold_scales(u32* held, const unsigned char* scale, const unsigned char* zero,
@@ -115,7 +111,7 @@ __device__ __forceinline__ void hold_scales(u32* held, const unsigned char* scal
       for (int i = 0; i < 4; i++) {
         if (turn >= count) continue;
         const float less = MIDDLE - 8.f + zero_of(zeros[t][i]);
-        u32* at = held + scale_place(turn, i * 4 + (lane >> 3));
+        u32* at = held + turn * 16 + i * 4 + (lane >> 3);
         const u32 pair = pack(less, less);
         at[0] = SCALE == 2 ? scales[t][i] : scales[t][i] | pair << 16;
         if (SCALE == 2) at[count * 16] = pair;
@@ -124,12 +120,12 @@ __device__ __forceinline__ void hold_scales(u32* held, const unsigned char* scal
   }
 }
 
-__device__ __forceinline__ Scaling scaling_of(const u32* held, int turn, int out, int count) {
-  const u32* at = held + scale_place(turn, out);
+// at: that of its row and stage. to_zeros: words.
+__device__ __forceinline__ Scaling scaling_of(const u32* at, int to_zeros) {
   const u32 word = at[0];
   Scaling found;
   found.by = scale_of(word);
-  found.less = SCALE == 2 ? at[count * 16] : high_halves(word, word);
+  found.less = SCALE == 2 ? at[to_zeros] : high_halves(word, word);
   if (ROUNDED) {
     found.high = pack(found.by, found.by);
     const float rest = found.by - widen((u16)found.high);
@@ -147,12 +143,11 @@ __device__ __forceinline__ u32 pair_of(u32 codes, const Scaling& scaling) {
   return multiply_add_pairs(value, scaling.high, multiply_pairs(value, scaling.low));
 }
 
-// This lane's codes of a chunk: two of each place of a fragment, 8 rows behind, 8 columns behind. held: those
-// of its row, of which pieces are turned.
-__device__ __forceinline__ void load_chunk(u32 (&codes)[4], const unsigned char* held, int row, int chunk) {
-  const unsigned char* at = held + ((chunk + (row >> 1)) & 3) * 16;
+// This lane's codes of a chunk: two of each place of a fragment, 8 rows behind, 8 columns behind. held: where
+// those of its first chunk stand.
+__device__ __forceinline__ void load_chunk(u32 (&codes)[4], u32 held, int chunk) {
 #pragma unroll
-  for (int i = 0; i < 4; i++) codes[i] = *(const u16*)(at + i % 2 * 512 + i / 2 * 8);
+  for (int i = 0; i < 4; i++) codes[i] = load_shared_pair((held ^ chunk * 16) + i % 2 * 512 + i / 2 * 8);
 }
 
 // The left operands of its two products.
@@ -166,8 +161,8 @@ __device__ __forceinline__ void widen_chunk(u32 (&a)[2][4], const u32 (&codes)[4
   }
 }
 
-// A stage of codes: a lane has 16 bytes of some rows, 32 apart. Pieces of a row are turned by its number, so
-// that lanes of all rows read different banks.
+// A stage of codes: a lane has 16 bytes of some rows, 32 apart. Pieces of a row change places by its number,
+// so that lanes of all rows read different banks.
 __device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, int columns, int outs_left) {
 #pragma unroll
   for (int o = 0; o < OUTS; o += 32) {
@@ -192,6 +187,14 @@ __device__ __forceinline__ void copy_rows(u32 to, u32 to_odd, const u16* from, i
   }
 }
 
+// That a stage stands: this warp's copies of it, LAG groups behind, have landed.
+__device__ __forceinline__ void tell_of_stage(u32 base, int slot) {
+  wait_for_copies_but(LAG);
+  show_copies_to_products();
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) arrive_at(base + BARRIERS_AT + slot * 8);
+}
+
 // What the last four warps do.
 __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsigned char* codes, int rank,
                                             int count, int rows_left, int outs_left, int columns,
@@ -199,7 +202,7 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
   const int lane = threadIdx.x & 31, warp = (threadIdx.x - SHARERS) >> 5, piece = lane & 3;
   const int stages = columns / STAGE, out = warp * 8 + (lane >> 2);
   const int row = warp * 8 + (lane >> 2 & 1) * 4 + (lane >> 3);  // eight lanes write to all banks
-  const u32 to = base + CODES_AT + out * 64 + ((piece + (out >> 1)) & 3) * 16;
+  const u32 to = base + CODES_AT + out * 64 + (piece ^ (out >> 1 & 3)) * 16;
   const u32 to_x = base + swizzled(row, piece), to_odd = base + swizzled(row, piece + 4);
   codes += (u64)out * (columns / 2) + piece * 16;
   x += (u64)row * stride_x + piece * 8;
@@ -220,11 +223,14 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
     }
     copy_rows(to_x + slot * X_SLOT, to_odd + slot * X_SLOT, x + walk.stage * STAGE, row, rows_left - row,
               stride_x);
-    arrive_after_copies(full);
+    end_of_copies();
     walk.step(stages);
     slot++;
     if (slot == SLOTS) slot = 0, turns++;
+    if (turn >= LAG) tell_of_stage(base, (turn - LAG) % SLOTS);
   }
+  wait_for_all_copies();
+  for (int turn = max(0, count - LAG); turn < count; turn++) tell_of_stage(base, turn % SLOTS);
 }
 
 // The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
@@ -266,8 +272,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int slot = 0; slot < SLOTS; slot++) {
-      prepare_barrier(barriers + slot * 8, COPIERS);     // a stage has landed
-      prepare_barrier(barriers + 64 + slot * 8, WARPS);  // and has been multiplied
+      prepare_barrier(barriers + slot * 8, COPIERS / 32);  // a stage has landed
+      prepare_barrier(barriers + 64 + slot * 8, WARPS);    // and has been multiplied
     }
     show_barriers();
   }
@@ -280,33 +286,34 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     __syncthreads();  // as that of the others
   } else {
     take_registers(TO_MULTIPLY);
-    u32* held = (u32*)(shared + SCALES_AT) + warp * 16 * WORDS * count;
-    hold_scales(held, scale, zero, first_out, num_outs, columns / GROUP, rank, count, stages);
+    u32* held_by_warp = (u32*)(shared + SCALES_AT) + warp * 16 * WORDS * count;
+    hold_scales(held_by_warp, scale, zero, first_out, num_outs, columns / GROUP, rank, count, stages);
     float* of_ways = (float*)(shared + WAYS_AT) + threadIdx.x;  // sums of the ways before
     float acc[4 * MT] = {}, sums[4 * MT] = {};
     u32 a[2][2][4];
-    Walk walk = {rank * MINE, rank * MINE};
+    const u64 first_matrix = matrix_at(base);
+    int way = rank * MINE, left = (stages - way + WAYS - 1) / WAYS;  // stages of it
     int slot = 0, turns = 0;
     __syncwarp();  // all lanes' scales
-    const unsigned char* at = shared + CODES_AT + warp * 1024 + row * 64 + part * 2;
-    Scaling of_0 = scaling_of(held, 0, row, count), of_1 = scaling_of(held, 0, row + 8, count);
+    const u32 at = base + CODES_AT + warp * 1024 + row * 64 + (row >> 1 & 3) * 16 + part * 2;
+    const u32* held = held_by_warp + row;
+    Scaling of_0 = scaling_of(held, count * 16), of_1 = scaling_of(held + 8, count * 16);
     wait_at(barriers, 0);
     u32 loaded[4];
-    load_chunk(loaded, at, row, 0);
+    load_chunk(loaded, at, 0);
     widen_chunk(a[0], loaded, of_0, of_1);
 #pragma unroll 1
     for (int turn = 0; turn < count; turn++) {
-      const u32 full = barriers + slot * 8, x_at = base + slot * X_SLOT;
-      const u64 halves[2] = {matrix_at(x_at), matrix_at(x_at + X_HALF)};
+      const u32 full = barriers + slot * 8;
+      const u64 matrix = behind(first_matrix, slot * X_SLOT);
       Scaling next_0 = of_0, next_1 = of_1;
       __syncwarp();  // products are of whole warps
-      show_to_products();
 #pragma unroll
       for (int c = 0; c < CHUNKS; c++) {
-        if (c > 0) before_products();
+        before_products();
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const u64 b = behind(halves[c / 2], c % 2 * 64 + h * 32);
+          const u64 b = behind(matrix, c / 2 * X_HALF + c % 2 * 64 + h * 32);
           if (ROUNDED)
             add_product(acc, a[c % 2][h], b, 1);
           else
@@ -314,14 +321,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
         }
         end_of_products();
         if (c + 1 < CHUNKS) {
-          load_chunk(loaded, at + slot * CODE_SLOT, row, c + 1);
+          load_chunk(loaded, at + slot * CODE_SLOT, c + 1);
         } else if (turn + 1 < count) {  // the first chunk of the next stage
           slot++;
-          if (slot == SLOTS) slot = 0, turns++;
-          next_0 = scaling_of(held, turn + 1, row, count);
-          next_1 = scaling_of(held, turn + 1, row + 8, count);
-          wait_at(barriers + slot * 8, turns & 1);
-          load_chunk(loaded, at + slot * CODE_SLOT, row, 0);
+          if (slot == SLOTS) slot = 0, turns ^= 1;
+          held += 16;
+          next_0 = scaling_of(held, count * 16);
+          next_1 = scaling_of(held + 8, count * 16);
+          wait_at(barriers + slot * 8, turns);
+          load_chunk(loaded, at + slot * CODE_SLOT, 0);
         }
         wait_for_products_but(1);  // those that read the other operands
 #pragma unroll
@@ -329,6 +337,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
         if (ROUNDED && c == 0 && turn > 0 && lane == 0)
           arrive_at(barriers + 64 + (slot == 0 ? SLOTS - 1 : slot - 1) * 8);
         widen_chunk(a[(c + 1) % 2], loaded, next_0, next_1);
+#pragma unroll
+        for (int h = 0; h < 2; h++) keep(a[(c + 1) % 2][h]);  // not behind the next wait
       }
       if (!ROUNDED) {
         wait_for_products_but(0);
@@ -336,12 +346,12 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
         for (int h = 0; h < 2; h++) keep(a[1][h]);
         keep(sums);
         if (lane == 0) arrive_at(full + 64);
-        const bool ends = walk.ends_way(stages) && turn + 1 < count;
-        const bool is_first = walk.way == rank * MINE;
-        walk.step(stages);
 #pragma unroll
         for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
-        if (MINE > 1 && ends) {
+        if (MINE > 1 && --left == 0 && turn + 1 < count) {
+          const bool is_first = way == rank * MINE;
+          way++;
+          left = (stages - way + WAYS - 1) / WAYS;
 #pragma unroll
           for (int i = 0; i < 4 * MT; i++) {
             float* to_way = of_ways + i * SHARERS;

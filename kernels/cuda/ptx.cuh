@@ -161,6 +161,12 @@ __device__ __forceinline__ uint4 load_shared(u32 at) {
   return v;
 }
 
+__device__ __forceinline__ u32 load_shared_pair(u32 at) {
+  u16 v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
                :: "r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

@@ -59,8 +59,10 @@
 #define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)
 #endif
 
-// That of the columns so many bytes behind, of the same 64.
-__device__ __forceinline__ u64 behind(u64 matrix, int bytes) { return matrix + bytes / 16; }
+// That of the columns so many bytes behind, of the same 64 or of as many others. No word overflows.
+__device__ __forceinline__ u64 behind(u64 matrix, int bytes) {
+  return matrix >> 32 << 32 | ((u32)matrix + bytes / 16);
+}
 
 // c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 MT, 16]. Of a and c a warp has 16 rows, in
 // fragments as those of multiply(); c of MT of them.
@@ -73,6 +75,11 @@ __device__ __forceinline__ void add_product(float (&c)[4 * MT], const u32 (&a)[4
 // The products that were asked for are on their way.
 __device__ __forceinline__ void end_of_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// What this thread has copied into shared memory and has waited for, for products behind a barrier.
+__device__ __forceinline__ void show_copies_to_products() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // Behind what wrote the registers of the products that follow.

@@ -72,6 +72,11 @@ inline uint4 load_shared(u32 at) {
   memcpy(&v, shared_memory + at, 16);
   return v;
 }
+inline u32 load_shared_pair(u32 at) {
+  u16 v;
+  memcpy(&v, shared_memory + at, 2);
+  return v;
+}
 inline void store_shared(u32 at, uint4 v) { memcpy(shared_memory + at, &v, 16); }
 inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
 inline u16 load_one_from_l2(const u16* at) { return *at; }
