@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -46,19 +46,43 @@ TURNS = 9
 FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True)]
 # Warps, most rows in eights, stages, and whether weights are rounded.
 WIDE = [
-    *((8, 8, 3), (8, 8, 4), (8, 16, 4), (16, 8, 4), (16, 8, 5)),
-    *((warps, 16, 4, True) for warps in (8, 16)),
+    *((16, 4, 6), (12, 4, 6), (8, 4, 6), (8, 4, 3)),
+    *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3)),
+    *((8, 16, 3), (8, 16, 4, True), (12, 16, 3, True)),
 ]
+# The same of the kernel before.
+LOCKSTEP = [(8, 8, 3), (8, 8, 4), (8, 16, 4), (16, 8, 5), (16, 16, 4, True)]
 TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
+
+
+class Lockstep(WideTile):
+    kernel: ClassVar[str] = "int4_lockstep"
+
+    def __str__(self) -> str:
+        return super().__str__().replace("wide", "lockstep")
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def shared_bytes(self, weight: IntWeight, eights: int) -> int:
+        rows = 8 * eights
+        ring = self.slots * (2 * rows * 128 + 64 * self.outs)
+        of_ways = 0 if self.rounded or self.ways == self.blocks else 4 * rows * self.outs
+        return max(ring + 16 + of_ways, 4 * rows * (self.outs + 4))
 
 
 def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
     """With the order of sums that the shape has."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
+    several = (parts, 8) if parts == 4 else (parts,)
     found: dict[str, list[Tile]] = {
         "few": [FewTile(n, ways, *rest, parts=parts) for n, *rest in FEW],
-        "wide": [WideTile(n, most, ways, parts, *rest) for n, most, *rest in WIDE],
+        "wide": [
+            *(WideTile(n, most, ways, p, *rest) for n, most, *rest in WIDE for p in several),
+            *(Lockstep(n, most, ways, parts, *rest) for n, most, *rest in LOCKSTEP),
+        ],
     }
     return [tile for kind in kinds for tile in found[kind]]
 
@@ -88,7 +112,7 @@ def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
         found |= {"dequantised": dequantised, "dequantising alone": dequantise}
     for tile in tiles_of(kinds, shape):
         few = isinstance(tile, FewTile) and rows <= 32
-        wide = isinstance(tile, WideTile) and rows >= (64 if tile.rounded else 8)
+        wide = isinstance(tile, WideTile) and rows >= (64 if tile.rounded else 16)
         if few or wide:
             found[str(tile)] = partial(tiled, tile=tile)
     return found

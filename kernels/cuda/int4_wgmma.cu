@@ -38,8 +38,9 @@
 #define WORDS (SCALE == 2 ? 2 : 1)  // of shared memory that hold a scale and a zero
 #define WIDTH (OUTS + 4)  // of a row of sums: so that a warp's stores spare banks
 #define MINE (WAYS / CLUSTER)  // ways of a block
+#define EARLY 2         // stages whose codes are copied while the kernel ahead may still run
 #define LAG (SLOTS - 2)  // stages that are on their way when the one behind them is shown
-#define AT_ONCE (WARPS <= 8 && MT <= 8 ? 2 : 1)  // blocks that registers must do for
+#define AT_ONCE (WARPS == 4 || (WARPS == 8 && MT <= 8) ? 2 : 1)  // blocks that registers must do for
 #define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)  // registers of a thread
 #define TO_COPY 32
 #define TO_MULTIPLY_ALL (((WARPS / 4 + 1) * AT_START - TO_COPY) / (WARPS / 4) / 8 * 8)
@@ -208,7 +209,7 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
   x += (u64)row * stride_x + piece * 8;
   Walk ahead = {rank * MINE, rank * MINE}, walk = ahead;
 #pragma unroll 1
-  for (int slot = 0; slot < min(SLOTS, count); slot++) {
+  for (int slot = 0; slot < min(EARLY, count); slot++) {
     copy_codes(to + slot * CODE_SLOT, codes + ahead.stage * (STAGE / 2), columns, outs_left - out);
     ahead.step(stages);
   }
@@ -217,10 +218,9 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
 #pragma unroll 1
   for (int turn = 0; turn < count; turn++) {
     const u32 full = base + BARRIERS_AT + slot * 8;
-    if (turn >= SLOTS) {
-      wait_at(full + 64, turns & 1);
+    if (turn >= SLOTS) wait_at(full + 64, turns & 1);
+    if (turn >= EARLY)
       copy_codes(to + slot * CODE_SLOT, codes + walk.stage * (STAGE / 2), columns, outs_left - out);
-    }
     copy_rows(to_x + slot * X_SLOT, to_odd + slot * X_SLOT, x + walk.stage * STAGE, row, rows_left - row,
               stride_x);
     end_of_copies();
@@ -236,7 +236,7 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
 // The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
 __device__ __forceinline__ void add_blocks(const float* partial, const u16* bias, u16* out, int rank,
                                            int rows, int first_row, int first_block, int num_outs) {
-  for (int cell = threadIdx.x * 4; cell < (ROWS + CLUSTER - 1) / CLUSTER * OUTS; cell += THREADS * 4) {
+  for (int cell = threadIdx.x * 4; cell < (ROWS + CLUSTER - 1) / CLUSTER * OUTS; cell += SHARERS * 4) {
     const int r = cell / OUTS * CLUSTER + rank, c = cell % OUTS, o = first_block + c;
     if (r >= rows || o >= num_outs) continue;
     float sum[4] = {};
@@ -283,7 +283,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     give_registers(TO_COPY);
     copy_stages(base, x + (u64)first_row * stride_x, codes + (u64)first_block * (columns / 2), rank, count,
                 num_rows - first_row, num_outs - first_block, columns, stride_x);
-    __syncthreads();  // as that of the others
+    __syncthreads();  // as the others do
+    meet_sharers();
+    if (CLUSTER > 1) meet_sharers();
   } else {
     take_registers(TO_MULTIPLY);
     u32* held_by_warp = (u32*)(shared + SCALES_AT) + warp * 16 * WORDS * count;
@@ -375,9 +377,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
 #pragma unroll
     for (int i = 0; i < 4 * MT; i++)
       partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
+    meet_sharers();
+    add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
+    if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
   }
-  meet_sharers();
-  add_blocks((const float*)shared, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block,
-             num_outs);
-  if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
 }

@@ -8,8 +8,10 @@ outputs (int_linear_cuda.py). Chosen by benchmarks/kernels/int4_rows.py on an H2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
+from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear.quantised import IntWeight
 
 STAGE = 128  # columns that a warp takes at a time
@@ -20,6 +22,7 @@ ROUNDED_ROWS = (
 )
 MANY_OUTS = 16384
 
+_PROCESSORS = 132  # of an H100 or H200
 _FULL = 128  # blocks of 128 outputs that nearly fill the 132 multiprocessors of an H100 or H200
 _DEEP = 8192  # columns
 
@@ -166,14 +169,26 @@ def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
     return FewTile(2, ways, 2 if num_outs >= 4096 else 4, ahead, parts)
 
 
-def wide_tile(num_outs: int, columns: int, num_rows: int) -> WideTile:
-    """Blocks of 256 outputs where that makes 100 or more, else of 128; with 3 stages two blocks of
-    64 rows share a multiprocessor."""
+def wide_tile(weight: IntWeight, num_rows: int) -> WideTile:
+    """Blocks of as many outputs as keep the multiprocessors busy for the shortest, with as many
+    stages as fit in shared memory."""
+    num_outs, columns = weight.shape
     ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
-    if num_rows > EXACT_ROWS:
-        return WideTile(16, 16, ways, parts, 4, rounded=True)
-    if num_rows <= 64 and num_outs >= 100 * 256:
-        return WideTile(16, 8, ways, parts, 5)
-    if num_rows > 64 and parts < 8:
-        return WideTile(8, 16, ways, parts, 4)
-    return WideTile(8, 8, ways, parts, 4 if num_rows <= 32 else 3)
+    rounded = num_rows > EXACT_ROWS
+    most = 16 if rounded else 8 if num_rows > 32 else 4
+
+    def busy(warps: int) -> int:
+        tile = WideTile(warps, most, ways, parts, 4)
+        across, down, _ = tile.grid(num_outs, num_rows)
+        return -(-across * down // _PROCESSORS) * warps
+
+    widths = (8,) if rounded else sorted((16, 12, 8), key=busy)
+    tiles = (
+        WideTile(warps, most, ways, parts, slots, rounded)
+        for warps, slots in product((*widths, 4), (6, 5, 4, 3))
+    )
+    return next(
+        tile
+        for tile in tiles
+        if tile.shared_bytes(weight, tile.eights_of(num_rows)) <= MOST_SHARED
+    )

@@ -78,8 +78,9 @@ def is_faster(x: Tensor, weight: IntWeight) -> bool:
 def tile_for(x: Tensor, weight: IntWeight) -> Tile:
     if not takes_wide(x, weight):  # a block for 16 rows, whose scales fit (`takes`)
         return few_tile(*weight.shape, min(len(x), FEW_ROWS))
-    choose = few_tile if len(x) <= few_rows(*weight.shape) else wide_tile
-    return choose(*weight.shape, len(x))
+    if len(x) <= few_rows(*weight.shape):
+        return few_tile(*weight.shape, len(x))
+    return wide_tile(weight, len(x))
 
 
 def int_linear(

@@ -113,6 +113,7 @@ def test_columns_in_another_order_equal_the_reference(place: torch.device) -> No
         FewTile(4, 8, 3),
         FewTile(2, 8, 2, ahead=True),
         WideTile(4, 4, 8, 1, 4),
+        WideTile(16, 8, 8, 1, 3),
     ],
     ids=str,
 )
