@@ -7,8 +7,9 @@
 // most), WAYS (warps that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there),
 // ROUNDED, BIAS.
 //
-// A block computes 16 WARPS outputs of 8 MT rows. Four more warps copy x and codes into shared memory, for
-// which they need few registers: the others take them. Codes are the left operand: each is read and widened
+// A block computes 16 WARPS outputs of 8 MT rows. Of four more warps, which need few registers and leave
+// theirs to the others, two copy x and codes into shared memory, and one shows to products what has landed: a
+// fence waits for all copies of the thread that calls it, so that who copies must not. Codes are the left operand: each is read and widened
 // once, in registers, whatever the number of rows. While the products of 32 columns run, a warp widens the
 // codes of the 32 behind them. Warpgroups meet at no barrier: one runs ahead of another by as many stages as
 // there are slots, so that while one waits for its products or scales their sums another multiplies.
@@ -26,20 +27,22 @@
 #define ROWS (8 * MT)
 #define OUTS (16 * WARPS)
 #define SHARERS (32 * WARPS)    // threads that multiply
-#define COPIERS 128             // threads that copy
-#define THREADS (SHARERS + COPIERS)
+#define COPIERS 64              // threads that copy
+#define THREADS (SHARERS + 128)
 #define X_HALF (HALF * ROWS)    // bytes of 64 columns
 #define X_SLOT (2 * X_HALF)
 #define CODES_AT (SLOTS * X_SLOT)
 #define CODE_SLOT (64 * OUTS)
 #define BARRIERS_AT (CODES_AT + SLOTS * CODE_SLOT)
-#define WAYS_AT (BARRIERS_AT + 128)
+#define WAYS_AT (BARRIERS_AT + 256)
+#define LANDED(slot) (base + BARRIERS_AT + (slot) * 8)  // barriers: a stage has landed,
+#define SHOWN(slot) (LANDED(slot) + 64)                 // is there for products,
+#define READ(slot) (LANDED(slot) + 128)                 // and has been read
 #define SCALES_AT (WAYS_AT + (MINE > 1 && !ROUNDED ? 4 * ROWS * OUTS : 0))
 #define WORDS (SCALE == 2 ? 2 : 1)  // of shared memory that hold a scale and a zero
 #define WIDTH (OUTS + 4)  // of a row of sums: so that a warp's stores spare banks
 #define MINE (WAYS / CLUSTER)  // ways of a block
 #define EARLY 2         // stages whose codes are copied while the kernel ahead may still run
-#define LAG (SLOTS - 2)  // stages that are on their way when the one behind them is shown
 #define AT_ONCE (WARPS == 4 || (WARPS == 8 && MT <= 8) ? 2 : 1)  // blocks that registers must do for
 #define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)  // registers of a thread
 #define TO_COPY 32
@@ -162,41 +165,33 @@ __device__ __forceinline__ void widen_chunk(u32 (&a)[2][4], const u32 (&codes)[4
   }
 }
 
-// A stage of codes: a lane has 16 bytes of some rows, 32 apart. Pieces of a row change places by its number,
+// A stage of codes: a lane has 16 bytes of some rows. Pieces of a row change places by its number,
 // so that lanes of all rows read different banks.
 __device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, int columns, int outs_left) {
 #pragma unroll
-  for (int o = 0; o < OUTS; o += 32) {
+  for (int o = 0; o < OUTS; o += COPIERS / 4) {
     if (o < outs_left) copy_async(to + o * 64, (const u16*)from, 16);
-    from += 16 * columns;
+    from += COPIERS / 8 * columns;
   }
 }
 
-// A stage of x: a lane has 16 bytes of each 32 columns of some rows, 32 apart. What stands where rows do not
+// A stage of x: a lane has 16 bytes of each 32 columns of some rows. What stands where rows do not
 // exist reaches sums of those rows alone.
 __device__ __forceinline__ void copy_rows(u32 to, u32 to_odd, const u16* from, int row, int rows_left,
                                           int stride_x) {
 #pragma unroll
-  for (int r = 0; r < ROWS; r += 32) {
-    if (r < rows_left && (ROWS % 32 == 0 || row < ROWS)) {
+  for (int r = 0; r < ROWS; r += COPIERS / 4) {
+    if (r < rows_left && (ROWS % (COPIERS / 4) == 0 || row < ROWS)) {
       copy_async(to + r * HALF, from, 16);
       copy_async(to_odd + r * HALF, from + 32, 16);
       copy_async(to + X_HALF + r * HALF, from + 64, 16);
       copy_async(to_odd + X_HALF + r * HALF, from + 96, 16);
     }
-    from += 32 * stride_x;
+    from += COPIERS / 4 * stride_x;
   }
 }
 
-// That a stage stands: this warp's copies of it, LAG groups behind, have landed.
-__device__ __forceinline__ void tell_of_stage(u32 base, int slot) {
-  wait_for_copies_but(LAG);
-  show_copies_to_products();
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) arrive_at(base + BARRIERS_AT + slot * 8);
-}
-
-// What the last four warps do.
+// What the warps do that copy.
 __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsigned char* codes, int rank,
                                             int count, int rows_left, int outs_left, int columns,
                                             int stride_x) {
@@ -217,20 +212,30 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
   int slot = 0, turns = 1;  // a slot is empty for the first time when it has been read once
 #pragma unroll 1
   for (int turn = 0; turn < count; turn++) {
-    const u32 full = base + BARRIERS_AT + slot * 8;
-    if (turn >= SLOTS) wait_at(full + 64, turns & 1);
+    if (turn >= SLOTS) wait_at(READ(slot), turns & 1);
     if (turn >= EARLY)
       copy_codes(to + slot * CODE_SLOT, codes + walk.stage * (STAGE / 2), columns, outs_left - out);
     copy_rows(to_x + slot * X_SLOT, to_odd + slot * X_SLOT, x + walk.stage * STAGE, row, rows_left - row,
               stride_x);
-    end_of_copies();
+    arrive_after_copies(LANDED(slot));
     walk.step(stages);
     slot++;
     if (slot == SLOTS) slot = 0, turns++;
-    if (turn >= LAG) tell_of_stage(base, (turn - LAG) % SLOTS);
   }
-  wait_for_all_copies();
-  for (int turn = max(0, count - LAG); turn < count; turn++) tell_of_stage(base, turn % SLOTS);
+}
+
+// What the warp behind them does.
+__device__ __forceinline__ void show_stages(u32 base, int count) {
+  int slot = 0, turns = 0;
+#pragma unroll 1
+  for (int turn = 0; turn < count; turn++) {
+    wait_at(LANDED(slot), turns & 1);
+    show_copies_to_products();
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive_at(SHOWN(slot));
+    slot++;
+    if (slot == SLOTS) slot = 0, turns++;
+  }
 }
 
 // The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
@@ -268,12 +273,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   const int stages = columns / STAGE, count = stages_of(rank, stages);
   allow_next_kernel();
 
-  const u32 base = (u32)__cvta_generic_to_shared(shared), barriers = base + BARRIERS_AT;
+  const u32 base = (u32)__cvta_generic_to_shared(shared);
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int slot = 0; slot < SLOTS; slot++) {
-      prepare_barrier(barriers + slot * 8, COPIERS / 32);  // a stage has landed
-      prepare_barrier(barriers + 64 + slot * 8, WARPS);    // and has been multiplied
+      prepare_barrier(LANDED(slot), COPIERS);
+      prepare_barrier(SHOWN(slot), 1);
+      prepare_barrier(READ(slot), WARPS);
     }
     show_barriers();
   }
@@ -281,8 +287,11 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
 
   if (warp >= WARPS) {
     give_registers(TO_COPY);
-    copy_stages(base, x + (u64)first_row * stride_x, codes + (u64)first_block * (columns / 2), rank, count,
-                num_rows - first_row, num_outs - first_block, columns, stride_x);
+    if (warp < WARPS + COPIERS / 32)
+      copy_stages(base, x + (u64)first_row * stride_x, codes + (u64)first_block * (columns / 2), rank,
+                  count, num_rows - first_row, num_outs - first_block, columns, stride_x);
+    else if (warp == WARPS + COPIERS / 32)
+      show_stages(base, count);
     __syncthreads();  // as the others do
     meet_sharers();
     if (CLUSTER > 1) meet_sharers();
@@ -297,16 +306,16 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     int way = rank * MINE, left = (stages - way + WAYS - 1) / WAYS;  // stages of it
     int slot = 0, turns = 0;
     __syncwarp();  // all lanes' scales
-    const u32 at = base + CODES_AT + warp * 1024 + row * 64 + (row >> 1 & 3) * 16 + part * 2;
+    const u32 at = kept(base + CODES_AT + warp * 1024 + row * 64 + (row >> 1 & 3) * 16 + part * 2);
     const u32* held = held_by_warp + row;
     Scaling of_0 = scaling_of(held, count * 16), of_1 = scaling_of(held + 8, count * 16);
-    wait_at(barriers, 0);
+    wait_at(SHOWN(0), 0);
     u32 loaded[4];
     load_chunk(loaded, at, 0);
     widen_chunk(a[0], loaded, of_0, of_1);
 #pragma unroll 1
     for (int turn = 0; turn < count; turn++) {
-      const u32 full = barriers + slot * 8;
+      const u32 read = READ(slot);
       const u64 matrix = behind(first_matrix, slot * X_SLOT);
       Scaling next_0 = of_0, next_1 = of_1;
       __syncwarp();  // products are of whole warps
@@ -330,14 +339,14 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
           held += 16;
           next_0 = scaling_of(held, count * 16);
           next_1 = scaling_of(held + 8, count * 16);
-          wait_at(barriers + slot * 8, turns);
+          wait_at(SHOWN(slot), turns);
           load_chunk(loaded, at + slot * CODE_SLOT, 0);
         }
         wait_for_products_but(1);  // those that read the other operands
 #pragma unroll
         for (int h = 0; h < 2; h++) keep(a[(c + 1) % 2][h]);
         if (ROUNDED && c == 0 && turn > 0 && lane == 0)
-          arrive_at(barriers + 64 + (slot == 0 ? SLOTS - 1 : slot - 1) * 8);
+          arrive_at(READ(slot == 0 ? SLOTS - 1 : slot - 1));
         widen_chunk(a[(c + 1) % 2], loaded, next_0, next_1);
 #pragma unroll
         for (int h = 0; h < 2; h++) keep(a[(c + 1) % 2][h]);  // not behind the next wait
@@ -347,7 +356,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
 #pragma unroll
         for (int h = 0; h < 2; h++) keep(a[1][h]);
         keep(sums);
-        if (lane == 0) arrive_at(full + 64);
+        if (lane == 0) arrive_at(read);
 #pragma unroll
         for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
         if (MINE > 1 && --left == 0 && turn + 1 < count) {

@@ -128,6 +128,12 @@ __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
   return v;
 }
 
+// The value, which ptxas cannot compute anew where it is used.
+__device__ __forceinline__ u32 kept(u32 value) {
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x & 31));
+  return value;
+}
+
 // Nearly; of minus infinity 0.
 __device__ __forceinline__ float power_of_2(float v) {
   float power;

@@ -103,7 +103,7 @@ class WideTile:
 
     @property
     def threads(self) -> int:
-        """Four warps more copy."""
+        """Four warps more copy, and show what has landed."""
         return 32 * (self.warps + 4)
 
     def eights_of(self, num_rows: int) -> int:
@@ -125,7 +125,7 @@ class WideTile:
         stages = sum(len(range(way, weight.shape[1] // STAGE, self.ways)) for way in range(ways))
         words = 2 if weight.scale.element_size() == 4 else 1
         return max(
-            ring + 128 + of_ways + 4 * words * stages * self.outs, 4 * rows * (self.outs + 4)
+            ring + 256 + of_ways + 4 * words * stages * self.outs, 4 * rows * (self.outs + 4)
         )
 
 

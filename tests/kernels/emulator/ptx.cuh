@@ -42,6 +42,7 @@ inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
 inline u32 subtract_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) - widen((u16)b), widen((u16)(a >> 16)) - widen((u16)(b >> 16)));
 }
+inline u32 kept(u32 value) { return value; }
 inline float power_of_2(float v) { return exp2f(v); }
 inline float reciprocal(float v) { return 1.f / v; }
 
