@@ -9,10 +9,10 @@
 //
 // A block computes 16 WARPS outputs of 8 MT rows. Of four more warps, which need few registers and leave
 // theirs to the others, two copy x and codes into shared memory, and one shows to products what has landed: a
-// fence waits for all copies of the thread that calls it, so that who copies must not. Codes are the left operand: each is read and widened
-// once, in registers, whatever the number of rows. While the products of 32 columns run, a warp widens the
-// codes of the 32 behind them. Warpgroups meet at no barrier: one runs ahead of another by as many stages as
-// there are slots, so that while one waits for its products or scales their sums another multiplies.
+// fence waits for all copies of the thread that calls it. Codes are the left operand: each is read and
+// widened once, in registers, whatever the number of rows. While the products of 32 columns run, a warp
+// widens the codes of the 32 behind them. Warpgroups meet at no barrier: one runs ahead of another by as many
+// stages as there are slots, so that while one waits for its products or scales their sums another multiplies.
 //
 // ROUNDED 0: what int4_rows.cu computes, bit for bit: the sums of 128 columns are scaled in float32, and a
 // block takes the stages of one way after another. That a product of a warpgroup rounds as one of a warp
@@ -26,217 +26,35 @@
 
 #define ROWS (8 * MT)
 #define OUTS (16 * WARPS)
-#define SHARERS (32 * WARPS)    // threads that multiply
-#define COPIERS 64              // threads that copy
+#define SHARERS (32 * WARPS)  // threads that multiply
+#define COPIERS 64            // threads that copy
 #define THREADS (SHARERS + 128)
-#define X_HALF (HALF * ROWS)    // bytes of 64 columns
+#define WIDTH (OUTS + 4)       // of a row of sums: so that a warp's stores spare banks
+#define MINE (WAYS / CLUSTER)  // ways of a block
+#define EARLY 2                // stages whose codes are copied while the kernel ahead may still run
+
+// Shared memory: rings of x and of codes, barriers, sums of ways, scales and zeros.
+#define X_HALF (HALF * ROWS)  // bytes of 64 columns
 #define X_SLOT (2 * X_HALF)
-#define CODES_AT (SLOTS * X_SLOT)
 #define CODE_SLOT (64 * OUTS)
+#define CODES_AT (SLOTS * X_SLOT)
 #define BARRIERS_AT (CODES_AT + SLOTS * CODE_SLOT)
 #define WAYS_AT (BARRIERS_AT + 256)
+#define SCALES_AT (WAYS_AT + (MINE > 1 && !ROUNDED ? 4 * ROWS * OUTS : 0))
+#define WORDS (SCALE == 2 ? 2 : 1)                      // of a scale and a zero
 #define LANDED(slot) (base + BARRIERS_AT + (slot) * 8)  // barriers: a stage has landed,
 #define SHOWN(slot) (LANDED(slot) + 64)                 // is there for products,
 #define READ(slot) (LANDED(slot) + 128)                 // and has been read
-#define SCALES_AT (WAYS_AT + (MINE > 1 && !ROUNDED ? 4 * ROWS * OUTS : 0))
-#define WORDS (SCALE == 2 ? 2 : 1)  // of shared memory that hold a scale and a zero
-#define WIDTH (OUTS + 4)  // of a row of sums: so that a warp's stores spare banks
-#define MINE (WAYS / CLUSTER)  // ways of a block
-#define EARLY 2         // stages whose codes are copied while the kernel ahead may still run
-#define AT_ONCE (WARPS == 4 || (WARPS == 8 && MT <= 8) ? 2 : 1)  // blocks that registers must do for
-#define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)  // registers of a thread
+
+// Registers of a thread: of as many blocks at once as have AT_START, of those that copy, of the others.
+#define AT_ONCE (WARPS == 4 || (WARPS == 8 && MT <= 8) ? 2 : 1)
+#define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)
 #define TO_COPY 32
-#define TO_MULTIPLY_ALL (((WARPS / 4 + 1) * AT_START - TO_COPY) / (WARPS / 4) / 8 * 8)
-#define TO_MULTIPLY (TO_MULTIPLY_ALL > 232 ? 232 : TO_MULTIPLY_ALL)
+#define MOST_TO_MULTIPLY (((WARPS / 4 + 1) * AT_START - TO_COPY) / (WARPS / 4) / 8 * 8)
+#define TO_MULTIPLY (MOST_TO_MULTIPLY > 232 ? 232 : MOST_TO_MULTIPLY)
 
-// A way's stages follow each other, WAYS apart; then those of the next way.
-struct Walk {
-  int way, stage;
-
-  __device__ __forceinline__ bool ends_way(int stages) const { return stage + WAYS >= stages; }
-  __device__ __forceinline__ void step(int stages) {
-    const bool ends = ends_way(stages);
-    way += ends;
-    stage = ends ? way : stage + WAYS;
-  }
-};
-
-// How many stages a block has.
-__device__ __forceinline__ int stages_of(int rank, int stages) {
-  int count = 0;
-#pragma unroll
-  for (int way = 0; way < MINE; way++) count += (stages - rank * MINE - way + WAYS - 1) / WAYS;
-  return count;
-}
-
-// Which one the block takes `turn` stages after its first.
-__device__ __forceinline__ int stage_at(int rank, int turn, int stages) {
-  int found = stages - 1;
-#pragma unroll
-  for (int way = rank * MINE; way < rank * MINE + MINE; way++) {
-    const int of_way = (stages - way + WAYS - 1) / WAYS;
-    if (turn >= 0 && turn < of_way) found = way + turn * WAYS;
-    turn -= of_way;
-  }
-  return found;
-}
-
-// What the codes of a row of a stage become.
-struct Scaling {
-  u32 less;       // MAGIC's value and the zero, twice
-  u32 high, low;  // the scale, of two terms, each twice
-  float by;
-};
-
-// The scales and zeros of a warp's outputs. held: of this warp, [count][16], and their zeros behind them if
-// a scale fills a word.
-__device__ __forceinline__ void hold_scales(u32* held, const unsigned char* scale, const unsigned char* zero,
-                                            int first_out, int num_outs, int groups, int rank, int count,
-                                            int stages) {
-  const int lane = threadIdx.x & 31;
-#pragma unroll 1
-  for (int first = 0; first < count; first += 32) {
-    u32 scales[4][4], zeros[4][4];
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-      const int group = stage_at(rank, first + t * 8 + (lane & 7), stages) * STAGE / GROUP;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int place = min(first_out + i * 4 + (lane >> 3), num_outs - 1) * groups + group;
-        if (first + t * 8 >= count) continue;
-        scales[t][i] = raw_scale(scale, place);
-        zeros[t][i] = raw_zero(zero, place);
-      }
-    }
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-      const int turn = first + t * 8 + (lane & 7);
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        if (turn >= count) continue;
-        const float less = MIDDLE - 8.f + zero_of(zeros[t][i]);
-        u32* at = held + turn * 16 + i * 4 + (lane >> 3);
-        const u32 pair = pack(less, less);
-        at[0] = SCALE == 2 ? scales[t][i] : scales[t][i] | pair << 16;
-        if (SCALE == 2) at[count * 16] = pair;
-      }
-    }
-  }
-}
-
-// at: that of its row and stage. to_zeros: words.
-__device__ __forceinline__ Scaling scaling_of(const u32* at, int to_zeros) {
-  const u32 word = at[0];
-  Scaling found;
-  found.by = scale_of(word);
-  found.less = SCALE == 2 ? at[to_zeros] : high_halves(word, word);
-  if (ROUNDED) {
-    found.high = pack(found.by, found.by);
-    const float rest = found.by - widen((u16)found.high);
-    found.low = pack(rest, rest);
-  }
-  return found;
-}
-
-// Two neighbouring codes that stand at bits 0 and 16.
-__device__ __forceinline__ u32 pair_of(u32 codes, const Scaling& scaling) {
-  const u32 value = subtract_pairs(masked_or(codes, 0x000f000f, MAGIC), scaling.less);
-  if (!ROUNDED) return value;
-  // Exact but for the last rounding: a code has 5 bits, and of a scale's 11 bits the second term 3.
-  if (SCALE == 0 || TYPE == 1) return multiply_pairs(value, scaling.high);
-  return multiply_add_pairs(value, scaling.high, multiply_pairs(value, scaling.low));
-}
-
-// This lane's codes of a chunk: two of each place of a fragment, 8 rows behind, 8 columns behind. held: where
-// those of its first chunk stand.
-__device__ __forceinline__ void load_chunk(u32 (&codes)[4], u32 held, int chunk) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) codes[i] = load_shared_pair((held ^ chunk * 16) + i % 2 * 512 + i / 2 * 8);
-}
-
-// The left operands of its two products.
-__device__ __forceinline__ void widen_chunk(u32 (&a)[2][4], const u32 (&codes)[4], const Scaling& of_row,
-                                            const Scaling& of_eighth) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const u32 pair = apart(codes[i]);
-    a[0][i] = pair_of(pair, i % 2 ? of_eighth : of_row);
-    a[1][i] = pair_of(pair >> 4, i % 2 ? of_eighth : of_row);
-  }
-}
-
-// A stage of codes: a lane has 16 bytes of some rows. Pieces of a row change places by its number,
-// so that lanes of all rows read different banks.
-__device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, int columns, int outs_left) {
-#pragma unroll
-  for (int o = 0; o < OUTS; o += COPIERS / 4) {
-    if (o < outs_left) copy_async(to + o * 64, (const u16*)from, 16);
-    from += COPIERS / 8 * columns;
-  }
-}
-
-// A stage of x: a lane has 16 bytes of each 32 columns of some rows. What stands where rows do not
-// exist reaches sums of those rows alone.
-__device__ __forceinline__ void copy_rows(u32 to, u32 to_odd, const u16* from, int row, int rows_left,
-                                          int stride_x) {
-#pragma unroll
-  for (int r = 0; r < ROWS; r += COPIERS / 4) {
-    if (r < rows_left && (ROWS % (COPIERS / 4) == 0 || row < ROWS)) {
-      copy_async(to + r * HALF, from, 16);
-      copy_async(to_odd + r * HALF, from + 32, 16);
-      copy_async(to + X_HALF + r * HALF, from + 64, 16);
-      copy_async(to_odd + X_HALF + r * HALF, from + 96, 16);
-    }
-    from += COPIERS / 4 * stride_x;
-  }
-}
-
-// What the warps do that copy.
-__device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsigned char* codes, int rank,
-                                            int count, int rows_left, int outs_left, int columns,
-                                            int stride_x) {
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x - SHARERS) >> 5, piece = lane & 3;
-  const int stages = columns / STAGE, out = warp * 8 + (lane >> 2);
-  const int row = warp * 8 + (lane >> 2 & 1) * 4 + (lane >> 3);  // eight lanes write to all banks
-  const u32 to = base + CODES_AT + out * 64 + (piece ^ (out >> 1 & 3)) * 16;
-  const u32 to_x = base + swizzled(row, piece), to_odd = base + swizzled(row, piece + 4);
-  codes += (u64)out * (columns / 2) + piece * 16;
-  x += (u64)row * stride_x + piece * 8;
-  Walk ahead = {rank * MINE, rank * MINE}, walk = ahead;
-#pragma unroll 1
-  for (int slot = 0; slot < min(EARLY, count); slot++) {
-    copy_codes(to + slot * CODE_SLOT, codes + ahead.stage * (STAGE / 2), columns, outs_left - out);
-    ahead.step(stages);
-  }
-  wait_for_last_kernel();
-  int slot = 0, turns = 1;  // a slot is empty for the first time when it has been read once
-#pragma unroll 1
-  for (int turn = 0; turn < count; turn++) {
-    if (turn >= SLOTS) wait_at(READ(slot), turns & 1);
-    if (turn >= EARLY)
-      copy_codes(to + slot * CODE_SLOT, codes + walk.stage * (STAGE / 2), columns, outs_left - out);
-    copy_rows(to_x + slot * X_SLOT, to_odd + slot * X_SLOT, x + walk.stage * STAGE, row, rows_left - row,
-              stride_x);
-    arrive_after_copies(LANDED(slot));
-    walk.step(stages);
-    slot++;
-    if (slot == SLOTS) slot = 0, turns++;
-  }
-}
-
-// What the warp behind them does.
-__device__ __forceinline__ void show_stages(u32 base, int count) {
-  int slot = 0, turns = 0;
-#pragma unroll 1
-  for (int turn = 0; turn < count; turn++) {
-    wait_at(LANDED(slot), turns & 1);
-    show_copies_to_products();
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) arrive_at(SHOWN(slot));
-    slot++;
-    if (slot == SLOTS) slot = 0, turns++;
-  }
-}
+#include "int4_stages.cuh"
+#include "int4_widen.cuh"
 
 // The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
 __device__ __forceinline__ void add_blocks(const float* partial, const u16* bias, u16* out, int rank,

@@ -188,7 +188,5 @@ def wide_tile(weight: IntWeight, num_rows: int) -> WideTile:
         for warps, slots in product((*widths, 4), (6, 5, 4, 3))
     )
     return next(
-        tile
-        for tile in tiles
-        if tile.shared_bytes(weight, tile.eights_of(num_rows)) <= MOST_SHARED
+        tile for tile in tiles if tile.shared_bytes(weight, tile.eights_of(num_rows)) <= MOST_SHARED
     )
