@@ -76,7 +76,7 @@ class Lockstep(WideTile):
 def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
     """With the order of sums that the shape has."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
-    several = (parts, 8) if parts == 4 else (parts,)
+    several = (parts, 8) if shape == "o" else (parts,)
     found: dict[str, list[Tile]] = {
         "few": [FewTile(n, ways, *rest, parts=parts) for n, *rest in FEW],
         "wide": [
@@ -112,7 +112,10 @@ def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
         found |= {"dequantised": dequantised, "dequantising alone": dequantise}
     for tile in tiles_of(kinds, shape):
         few = isinstance(tile, FewTile) and rows <= 32
-        wide = isinstance(tile, WideTile) and rows >= (64 if tile.rounded else 16)
+        wide = (
+            isinstance(tile, WideTile)
+            and (64 if tile.rounded else 8) <= rows <= 16 * tile.most_eights
+        )
         if few or wide:
             found[str(tile)] = partial(tiled, tile=tile)
     return found
