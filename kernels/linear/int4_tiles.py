@@ -15,14 +15,14 @@ from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear.quantised import IntWeight
 
 STAGE = 128  # columns that a warp takes at a time
-FEW_ROWS = 16  # up to which the kernel for few rows is the faster, whatever the weight
+FEW_ROWS = 16  # of the kernel for few rows, where that for dozens does not compute
 EXACT_ROWS = 128  # up to which both kernels scale sums in float32, and a row has the bits of few
-ROUNDED_ROWS = (
-    256  # up to which weights rounded in registers beat dequantised ones, of many outputs
-)
+ROUNDED_ROWS = 256  # up to which many weights rounded in registers beat dequantised ones
+MANY_WEIGHTS = 1 << 25
 MANY_OUTS = 16384
 
 _PROCESSORS = 132  # of an H100 or H200
+_IN_CLUSTERS = 120  # of them that clusters of four or eight blocks fill: 128 blocks do not fit
 _FULL = 128  # blocks of 128 outputs that nearly fill the 132 multiprocessors of an H100 or H200
 _DEEP = 8192  # columns
 
@@ -145,22 +145,23 @@ def parts_of(num_outs: int, columns: int) -> int:
     return min(8, 2 * parts if columns > _DEEP else parts)
 
 
-def most_rows(num_outs: int) -> int:
+def most_rows(num_outs: int, columns: int) -> int:
     """Of the kernel for dozens of rows; with more, dequantising the whole weight costs less."""
-    return ROUNDED_ROWS if num_outs >= MANY_OUTS else EXACT_ROWS
+    return ROUNDED_ROWS if num_outs * columns >= MANY_WEIGHTS else EXACT_ROWS
 
 
 def few_rows(num_outs: int, columns: int) -> int:
-    """Up to which the kernel for few rows is the faster: FEW_ROWS, twice as many of a deep weight
-    of few outputs (and no deeper than its scales fit in shared memory)."""
-    is_deep = num_outs <= 4096 and _DEEP < columns <= 4 * _DEEP
-    return 2 * FEW_ROWS if is_deep else FEW_ROWS
+    """Up to which the kernel for few rows is the faster: at 8 rows it takes 5% longer with many
+    outputs and less with fewer; at 16 rows less with a deep weight of few outputs alone."""
+    if num_outs >= MANY_OUTS:
+        return 6
+    return FEW_ROWS if num_outs <= 4096 and columns > _DEEP else 8
 
 
 def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
     """x is loaded ahead where a warp takes 4 stages or more and registers suffice: up to 8 rows, or
     16 warps of 32 outputs."""
-    is_wide = num_rows > FEW_ROWS or (num_outs >= MANY_OUTS and num_rows > 8)
+    is_wide = num_outs >= MANY_OUTS and num_rows > 8
     ways = ways_of(num_outs, columns)
     ahead = columns >= 4 * STAGE * ways and (num_rows <= 8 or (ways == 16 and not is_wide))
     parts = parts_of(num_outs, columns)
@@ -170,23 +171,49 @@ def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
 
 
 def wide_tile(weight: IntWeight, num_rows: int) -> WideTile:
-    """Blocks of as many outputs as keep the multiprocessors busy for the shortest, with as many
-    stages as fit in shared memory."""
-    num_outs, columns = weight.shape
-    ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
+    """That whose blocks keep the multiprocessors busy for the shortest; of equals the first."""
+    if num_rows > EXACT_ROWS:
+        shapes = [(12, 16), (8, 16)]
+    elif num_rows > 64:
+        shapes = [(8, 16), (16, 8), (8, 8), (12, 8)]
+    else:
+        shapes = [(16, 8), (8, 8), (12, 8)]
+    tiles = [_tile_of(weight, num_rows, *shape) for shape in shapes]
+    found = [tile for tile in tiles if tile is not None]
+    if found:
+        return min(found, key=lambda tile: _busy(tile, weight, num_rows))
+    narrow = _tile_of(weight, num_rows, 4, 8)
+    assert narrow is not None
+    return narrow
+
+
+def _tile_of(weight: IntWeight, num_rows: int, warps: int, most_eights: int) -> WideTile | None:
+    """With as many stages as fit in shared memory, where two blocks could be beside each other in
+    half of it."""
+    ways, parts = ways_of(*weight.shape), parts_of(*weight.shape)
     rounded = num_rows > EXACT_ROWS
-    most = 16 if rounded else 8 if num_rows > 32 else 4
+    for count, slots in product((2, 1), (4, 3)):
+        tile = WideTile(warps, most_eights, ways, parts, slots, rounded)
+        eights = tile.eights_of(num_rows)
+        if count <= _blocks_at_once(tile, weight, eights):
+            return tile
+    return None
 
-    def busy(warps: int) -> int:
-        tile = WideTile(warps, most, ways, parts, 4)
-        across, down, _ = tile.grid(num_outs, num_rows)
-        return -(-across * down // _PROCESSORS) * warps
 
-    widths = (8,) if rounded else sorted((16, 12, 8), key=busy)
-    tiles = (
-        WideTile(warps, most, ways, parts, slots, rounded)
-        for warps, slots in product((*widths, 4), (6, 5, 4, 3))
-    )
-    return next(
-        tile for tile in tiles if tile.shared_bytes(weight, tile.eights_of(num_rows)) <= MOST_SHARED
-    )
+def _blocks_at_once(tile: WideTile, weight: IntWeight, eights: int) -> int:
+    """Of a multiprocessor, as int4_wgmma.cu shares its registers; 0 if shared memory is short. Each
+    block takes another KiB of it."""
+    shared = tile.shared_bytes(weight, eights)
+    if 2 * shared <= MOST_SHARED - 1024 and (tile.warps == 4 or (tile.warps == 8 and eights <= 8)):
+        return 2
+    return int(shared <= MOST_SHARED)
+
+
+def _busy(tile: WideTile, weight: IntWeight, num_rows: int) -> int:
+    """How long blocks keep a multiprocessor busy, in outputs times rows."""
+    across, down, _ = tile.grid(weight.shape[0], num_rows)
+    eights = tile.eights_of(num_rows)
+    at_once = _blocks_at_once(tile, weight, eights)
+    processors = _IN_CLUSTERS if tile.blocks >= 4 else _PROCESSORS
+    full, rest = divmod(across * down, at_once * processors)
+    return (full * at_once + -(-rest // processors)) * tile.outs * eights

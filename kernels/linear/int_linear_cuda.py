@@ -65,7 +65,7 @@ def takes_wide(x: Tensor, weight: IntWeight) -> bool:
         and columns >= ways_of(num_outs, columns) * STAGE
         and (weight.zero is None or weight.zero.dtype == torch.uint8)
         and num_outs % 4 == 0
-        and len(x) <= most_rows(num_outs)
+        and len(x) <= most_rows(num_outs, columns)
         and (len(x) <= EXACT_ROWS or weight.scale.dtype in scales)
     )
 
