@@ -34,7 +34,7 @@ import report
 
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, expected, four_bits
 from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
-from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import FewTile, Pace, Tile, WideTile, parts_of, ways_of
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -44,10 +44,13 @@ ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 TURNS = 9
 # Outputs in sixteens, stages, and whether x is loaded ahead.
 FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True)]
-# Warps, most rows in eights, stages, and whether weights are rounded.
+# Warps, most rows in eights, stages, whether weights are rounded, and the pace.
 WIDE = [
     *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3), (8, 16, 3)),
     *((8, 16, 4, True), (12, 16, 3, True), (12, 16, 4, True)),
+    *((*shape, False, Pace(1, True)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
+    *((*shape, False, Pace(1, True, 2)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
+    *((*shape, False, Pace(2)) for shape in ((16, 4, 4), (12, 8, 4))),
 ]
 TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
