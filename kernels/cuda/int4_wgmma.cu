@@ -146,7 +146,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     hold_scales(held_by_warp, scale, zero, first_out, num_outs, columns / GROUP, rank, count, stages);
     float* of_ways = (float*)(shared + WAYS_AT) + threadIdx.x;  // sums of the ways before
     float acc[HALVES][4 * EIGHTS] = {}, sums[HALVES][4 * EIGHTS] = {};
-    u32 a[2][2 * STEP][4], loaded[STEP][4];
+    u32 a[2][2 * STEP][4], loaded[2][STEP][4];
     const u64 first_matrix = matrix_at(base);
     int way = rank * MINE, left = (stages - way + WAYS - 1) / WAYS;  // stages of it
     int slot = 0, turns = 0;
@@ -155,9 +155,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     const u32* held = held_by_warp + row;
     Scaling of_0 = scaling_of(held, count * 16), of_1 = scaling_of(held + 8, count * 16);
     wait_at(SHOWN(0), 0);
-    load_unit(loaded, at, 0);
-    widen_unit(a[0], loaded, of_0, of_1);
-    if (AHEAD) load_unit(loaded, at, 1);
+    load_unit(loaded[0], at, 0);
+    widen_unit(a[0], loaded[0], of_0, of_1);
+    if (AHEAD) load_unit(loaded[1], at, 1);
     // Of the stage before, whose second half is scaled late.
     u32 read_before = 0;
     float by_0 = 0.f, by_1 = 0.f;
@@ -190,13 +190,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
           }
           end_of_products();
         }
-        if (AHEAD) {
-          wait_for_products_but(HALVES);  // those that read the other operands
-          keep_unit(a[(u + 1) % 2]);
-          widen_unit(a[(u + 1) % 2], loaded, u + 1 < UNITS ? of_0 : next_0, u + 1 < UNITS ? of_1 : next_1);
-        }
         if (u + 1 + AHEAD < UNITS) {
-          load_unit(loaded, at + slot * CODE_SLOT, u + 1 + AHEAD);
+          load_unit(loaded[(u + 1 + AHEAD) % 2], at + slot * CODE_SLOT, u + 1 + AHEAD);
         } else if (turn + 1 < count) {  // the first units of the next stage
           if (u + 1 + AHEAD == UNITS) {
             slot++;
@@ -206,15 +201,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
             next_1 = scaling_of(held + 8, count * 16);
             wait_at(SHOWN(slot), turns);
           }
-          load_unit(loaded, at + slot * CODE_SLOT, u + 1 + AHEAD - UNITS);
+          load_unit(loaded[(u + 1 + AHEAD) % 2], at + slot * CODE_SLOT, u + 1 + AHEAD - UNITS);
         }
-        if (!AHEAD) {
-          wait_for_products_but(HALVES);
-          keep_unit(a[(u + 1) % 2]);
-        }
+        wait_for_products_but(HALVES);  // those that read the other operands
+        keep_unit(a[(u + 1) % 2]);
         if (ROUNDED && u == 0 && turn > 0 && lane == 0) arrive_at(read_before);
-        if (!AHEAD)
-          widen_unit(a[(u + 1) % 2], loaded, u + 1 < UNITS ? of_0 : next_0, u + 1 < UNITS ? of_1 : next_1);
+        widen_unit(a[(u + 1) % 2], loaded[(u + 1) % 2], u + 1 < UNITS ? of_0 : next_0,
+                   u + 1 < UNITS ? of_1 : next_1);
         keep_unit(a[(u + 1) % 2]);  // not behind the next wait
       }
       if (!ROUNDED) {
