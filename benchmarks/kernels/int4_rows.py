@@ -50,7 +50,8 @@ WIDE = [
     *((8, 16, 4, True), (12, 16, 3, True), (12, 16, 4, True)),
     *((*shape, False, Pace(1, True)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
     *((*shape, False, Pace(1, True, 2)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
-    *((*shape, False, Pace(2)) for shape in ((16, 4, 4), (12, 8, 4))),
+    *((16, 4, 4, False, Pace(2)), (16, 4, 4, False, Pace(2, True))),
+    *((12, 4, 4, False, Pace(2, True)), (8, 8, 3, False, Pace(split=2))),
 ]
 TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
