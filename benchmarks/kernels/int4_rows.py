@@ -83,6 +83,13 @@ def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
     return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
 
 
+def is_timed(tile: Tile, rows: int) -> bool:
+    if isinstance(tile, FewTile):
+        return rows <= 32
+    least = 64 if tile.most_eights == 16 else 8 if tile.pace == Pace() else 32
+    return least <= rows <= 16 * tile.most_eights
+
+
 def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
     """What is timed with so many rows."""
     found: dict[str, Call] = {"chosen": int_linear}
@@ -91,12 +98,7 @@ def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
     if rows >= 64:
         found |= {"dequantised": dequantised, "dequantising alone": dequantise}
     for tile in tiles_of(kinds, shape):
-        few = isinstance(tile, FewTile) and rows <= 32
-        wide = (
-            isinstance(tile, WideTile)
-            and (64 if tile.rounded else 8) <= rows <= 16 * tile.most_eights
-        )
-        if few or wide:
+        if is_timed(tile, rows):
             found[str(tile)] = partial(tiled, tile=tile)
     return found
 
@@ -126,7 +128,10 @@ def check(kinds: Sequence[str], weight: IntWeight) -> list[dict[str, Any]]:
     for tile in sorted(tiles, key=str):
         rounded = isinstance(tile, WideTile) and tile.rounded
         alone = tiled(x[:64], weight, tile) if rounded else tiled(x[:16], weight, few_of(tile))
-        for rows in (64, most) if rounded else (1, 7, 16, 37, most):
+        compiled = {tile.eights_of(rows) for rows in ROWS if is_timed(tile, rows)}
+        for rows in (64, most) if rounded else (1, 7, 16, 32, 37, 100, most):
+            if tile.eights_of(rows) not in compiled:
+                continue
             out = tiled(x[:rows], weight, tile)
             error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
             found.append(
