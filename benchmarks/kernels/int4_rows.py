@@ -43,7 +43,7 @@ from specengine.lab.environment import environment
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 TURNS = 9
 # Outputs in sixteens, stages, and whether x is loaded ahead.
-FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True)]
+FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True), (2, 3, True), (2, 4, True), (1, 4, True)]
 # Warps, most rows in eights, stages, whether weights are rounded, and the pace.
 WIDE = [
     *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3), (8, 16, 3)),
