@@ -34,7 +34,7 @@ import report
 
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, expected, four_bits
 from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
-from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import FewTile, Pace, Tile, WideTile, parts_of, ways_of
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -43,11 +43,15 @@ from specengine.lab.environment import environment
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 TURNS = 9
 # Outputs in sixteens, stages, and whether x is loaded ahead.
-FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True)]
-# Warps, most rows in eights, stages, and whether weights are rounded.
+FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True), (2, 3, True), (2, 4, True), (1, 4, True)]
+# Warps, most rows in eights, stages, whether weights are rounded, and the pace.
 WIDE = [
-    *((8, 8, 3), (8, 8, 4), (8, 16, 4), (16, 8, 4), (16, 8, 5)),
-    *((warps, 16, 4, True) for warps in (8, 16)),
+    *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3), (8, 16, 3)),
+    *((8, 16, 4, True), (12, 16, 3, True), (12, 16, 4, True)),
+    *((*shape, False, Pace(1, True)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
+    *((*shape, False, Pace(1, True, 2)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
+    *((16, 4, 4, False, Pace(2)), (16, 4, 4, False, Pace(2, True))),
+    *((12, 4, 4, False, Pace(2, True)), (8, 8, 3, False, Pace(split=2))),
 ]
 TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
@@ -79,6 +83,13 @@ def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
     return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
 
 
+def is_timed(tile: Tile, rows: int) -> bool:
+    if isinstance(tile, FewTile):
+        return rows <= 32
+    least = 64 if tile.most_eights == 16 else 8 if tile.pace == Pace() else 32
+    return least <= rows <= 16 * tile.most_eights
+
+
 def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
     """What is timed with so many rows."""
     found: dict[str, Call] = {"chosen": int_linear}
@@ -87,9 +98,7 @@ def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
     if rows >= 64:
         found |= {"dequantised": dequantised, "dequantising alone": dequantise}
     for tile in tiles_of(kinds, shape):
-        few = isinstance(tile, FewTile) and rows <= 32
-        wide = isinstance(tile, WideTile) and rows >= (64 if tile.rounded else 8)
-        if few or wide:
+        if is_timed(tile, rows):
             found[str(tile)] = partial(tiled, tile=tile)
     return found
 
@@ -119,7 +128,10 @@ def check(kinds: Sequence[str], weight: IntWeight) -> list[dict[str, Any]]:
     for tile in sorted(tiles, key=str):
         rounded = isinstance(tile, WideTile) and tile.rounded
         alone = tiled(x[:64], weight, tile) if rounded else tiled(x[:16], weight, few_of(tile))
-        for rows in (64, most) if rounded else (1, 7, 16, 37, most):
+        compiled = {tile.eights_of(rows) for rows in ROWS if is_timed(tile, rows)}
+        for rows in (64, most) if rounded else (1, 7, 16, 32, 37, 100, most):
+            if tile.eights_of(rows) not in compiled:
+                continue
             out = tiled(x[:rows], weight, tile)
             error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
             found.append(
@@ -136,7 +148,7 @@ def other(out: Tensor, alone: Tensor) -> int:
 
 def check_kinds() -> list[dict[str, Any]]:
     """Other types and groups with the tiles that are chosen: the largest errors, and in how many
-    places the first rows of 40 are not those of 9."""
+    places the first rows of 40 are not those of 8."""
     found = []
     for dtype, group, scale_type, has_zero in product(
         (torch.bfloat16, torch.float16), (32, 64, 128), (torch.float16, torch.float32), (0, 1, 2)
@@ -147,8 +159,8 @@ def check_kinds() -> list[dict[str, Any]]:
         weight = IntWeight.pack(codes, scale, zeros[has_zero], 4)
         x = draw(40, 1152).to(dtype)
         truth = expected(x, weight)
-        alone = int_linear(x[:9], weight, backend="cuda")
-        for rows in (1, 9, 40):
+        alone = int_linear(x[:8], weight, backend="cuda")
+        for rows in (1, 8, 9, 40):
             out = int_linear(x[:rows], weight, backend="cuda")
             error = float((out.double() - truth[:rows]).abs().max() / truth.abs().max())
             name = f"{dtype} {group} {scale_type} {has_zero}"

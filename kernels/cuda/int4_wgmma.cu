@@ -3,11 +3,18 @@
 // The number of outputs is a multiple of 4.
 //
 // Compile-time: those of int4.cuh (NT 1, GROUP a multiple of 128, ZERO 0 or 1), MT (tiles of 8 rows a
-// block: 1, 2, 4, 8 or 16), WARPS (a multiple of 4), SLOTS (stages in shared memory, 3 or more), WAYS (warps
-// that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there), ROUNDED, BIAS.
+// block: 1, 2, 4, 8 or 16), WARPS (that multiply, a multiple of 4), SLOTS (stages in shared memory, 8 at
+// most), WAYS (warps that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there),
+// ROUNDED, BIAS, STEP (chunks of 32 columns that are widened and multiplied together, 1 or 2), AHEAD (0 or 1:
+// whether codes are loaded while those in front of them are multiplied, not behind), SPLIT (1, or 2: rows are
+// multiplied by halves, so that the sums of one are scaled while products of the other run).
 //
-// A block computes 16 WARPS outputs of 8 MT rows. Codes are the left operand: each is read and widened
-// once, in registers, whatever the number of rows. x stands in shared memory.
+// A block computes 16 WARPS outputs of 8 MT rows. Of four more warps, which need few registers and leave
+// theirs to the others, two copy x and codes into shared memory, and one shows to products what has landed: a
+// fence waits for all copies of the thread that calls it. Codes are the left operand: each is read and
+// widened once, in registers, whatever the number of rows. While the products of 32 columns run, a warp
+// widens the codes of the 32 behind them. Warpgroups meet at no barrier: one runs ahead of another by as many
+// stages as there are slots, so that while one waits for its products or scales their sums another multiplies.
 //
 // ROUNDED 0: what int4_rows.cu computes, bit for bit: the sums of 128 columns are scaled in float32, and a
 // block takes the stages of one way after another. That a product of a warpgroup rounds as one of a warp
@@ -17,92 +24,69 @@
 
 #include "int4.cuh"
 #include "shared_sums.cuh"
+
+#define HALVES (MT > 1 && !ROUNDED ? SPLIT : 1)
+#define EIGHTS (MT / HALVES)  // of rows that are multiplied together
 #include "warpgroup_half.cuh"
 
+#define UNITS (CHUNKS / STEP)  // of columns that are widened and multiplied together, of a stage
 #define ROWS (8 * MT)
 #define OUTS (16 * WARPS)
-#define THREADS (32 * WARPS)
+#define SHARERS (32 * WARPS)  // threads that multiply
+#define COPIERS 64            // threads that copy
+#define THREADS (SHARERS + 128)
+#define WIDTH (OUTS + 4)       // of a row of sums: so that a warp's stores spare banks
+#define MINE (WAYS / CLUSTER)  // ways of a block
+#define EARLY 2                // stages whose codes are copied while the kernel ahead may still run
+
+// Shared memory: rings of x and of codes, barriers, sums of ways, scales and zeros.
 #define X_HALF (HALF * ROWS)  // bytes of 64 columns
 #define X_SLOT (2 * X_HALF)
-#define RING_BYTES (SLOTS * (X_SLOT + 1024 * WARPS))
-#define WIDTH (OUTS + 4)  // of a row of sums: so that a warp's stores spare banks
-#define STEPS (STAGE / 16)
-#define MINE (WAYS / CLUSTER)  // ways of a block
-#define AT_ONCE (WARPS <= 8 && MT <= 8 ? 2 : 1)  // blocks that registers must do for
+#define CODE_SLOT (64 * OUTS)
+#define CODES_AT (SLOTS * X_SLOT)
+#define BARRIERS_AT (CODES_AT + SLOTS * CODE_SLOT)
+#define WAYS_AT (BARRIERS_AT + 256)
+#define SCALES_AT (WAYS_AT + (MINE > 1 && !ROUNDED ? 4 * ROWS * OUTS : 0))
+#define WORDS (SCALE == 2 ? 2 : 1)                      // of a scale and a zero
+#define LANDED(slot) (base + BARRIERS_AT + (slot) * 8)  // barriers: a stage has landed,
+#define SHOWN(slot) (LANDED(slot) + 64)                 // is there for products,
+#define READ(slot) (LANDED(slot) + 128)                 // and has been read
 
-// A way's stages follow each other, WAYS apart; then those of the next way.
-struct Walk {
-  int way, stage;
+// Registers of a thread: of as many blocks at once as have AT_START, of those that copy, of the others.
+#define AT_ONCE (WARPS == 4 || (WARPS == 8 && MT <= 8) ? 2 : 1)
+#define AT_START (65536 / AT_ONCE / THREADS / 8 * 8)
+#define TO_COPY 32
+#define MOST_TO_MULTIPLY (((WARPS / 4 + 1) * AT_START - TO_COPY) / (WARPS / 4) / 8 * 8)
+#define TO_MULTIPLY (MOST_TO_MULTIPLY > 232 ? 232 : MOST_TO_MULTIPLY)
 
-  __device__ __forceinline__ bool ends_way(int stages) const { return stage + WAYS >= stages; }
-  __device__ __forceinline__ void step(int stages) {
-    const bool ends = ends_way(stages);
-    way += ends;
-    stage = ends ? way : stage + WAYS;
-  }
-};
+#include "int4_stages.cuh"
+#include "int4_widen.cuh"
 
-// What the codes of a row of a stage become.
-struct Scaling {
-  u32 less;       // MAGIC's value and the zero, twice
-  u32 high, low;  // the scale, of two terms, each twice
-  float by;
-};
-
-__device__ __forceinline__ Scaling scaling_of(u32 scale, u32 zero) {
-  Scaling found;
-  found.by = scale_of(scale);
-  const float less = MIDDLE - 8.f + zero_of(zero);
-  found.less = pack(less, less);
-  if (ROUNDED) {
-    found.high = pack(found.by, found.by);
-    const float rest = found.by - widen((u16)found.high);
-    found.low = pack(rest, rest);
-  }
-  return found;
+// Adds the sums of a stage to those of its way. by_0: the scale of a place's row, by_1: of the row 8 behind.
+__device__ __forceinline__ void add_scaled(float (&acc)[4 * EIGHTS], const float (&sums)[4 * EIGHTS], float by_0,
+                                           float by_1) {
+#pragma unroll
+  for (int i = 0; i < 4 * EIGHTS; i++) acc[i] += (i % 4 < 2 ? by_0 : by_1) * sums[i];
 }
 
-// Two neighbouring codes that stand at bits 0 and 16.
-__device__ __forceinline__ u32 pair_of(u32 codes, const Scaling& scaling) {
-  const u32 value = subtract_pairs(masked_or(codes, 0x000f000f, MAGIC), scaling.less);
-  if (!ROUNDED) return value;
-  // Exact but for the last rounding: a code has 5 bits, and of a scale's 11 bits the second term 3.
-  if (SCALE == 0 || TYPE == 1) return multiply_pairs(value, scaling.high);
-  return multiply_add_pairs(value, scaling.high, multiply_pairs(value, scaling.low));
-}
-
-// The left operand of a stage. held: this lane's codes of its row, of which pieces are turned.
-__device__ __forceinline__ void widen_stage(u32 (&a)[STEPS][4], const unsigned char* held, int row,
-                                            const Scaling& of_row, const Scaling& of_eighth) {
+// At the end of a way but the last, its sums to those of the ways before. fold: one of those that follow.
+#define NO_FOLD 0
+#define FIRST_FOLD 1
+#define LATER_FOLD 2
+__device__ __forceinline__ void fold_into(float* of_ways, float (&acc)[4 * EIGHTS], int fold) {
+  if (MINE == 1 || fold == NO_FOLD) return;
 #pragma unroll
-  for (int c = 0; c < CHUNKS; c++) {
-    const unsigned char* at = held + ((c + (row >> 1)) & 3) * 16;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {  // the places of a fragment: 8 rows behind, 8 columns behind
-      const u32 pair = apart(*(const u16*)(at + i % 2 * 512 + i / 2 * 8));
-      a[2 * c][i] = pair_of(pair, i % 2 ? of_eighth : of_row);
-      a[2 * c + 1][i] = pair_of(pair >> 4, i % 2 ? of_eighth : of_row);
-    }
-  }
-}
-
-// A stage of x: a thread has 16 bytes of some rows, THREADS / 16 apart. from: those of its first row, at
-// stage 0; to: their place. Rows that do not exist are zeros.
-__device__ __forceinline__ void fetch_rows(u32 to, const u16* from, int stage, int stride_x,
-                                           int rows_left) {
-  from += stage * STAGE;
-#pragma unroll
-  for (int r = 0; r < ROWS; r += THREADS / 16) {
-    if (ROWS % (THREADS / 16) && threadIdx.x / 16 + r >= ROWS) return;
-    copy_async(to + r * HALF, from, r < rows_left ? 16 : 0);
-    from += THREADS / 16 * stride_x;
+  for (int i = 0; i < 4 * EIGHTS; i++) {
+    float* to_way = of_ways + i * SHARERS;
+    *to_way = (fold == FIRST_FOLD ? 0.f : *to_way) + acc[i];
+    acc[i] = 0.f;
   }
 }
 
 // The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
 __device__ __forceinline__ void add_blocks(const float* partial, const u16* bias, u16* out, int rank,
                                            int rows, int first_row, int first_block, int num_outs) {
-  for (int cell = threadIdx.x * 4; cell < (ROWS + CLUSTER - 1) / CLUSTER * OUTS; cell += THREADS * 4) {
+  for (int cell = threadIdx.x * 4; cell < (ROWS + CLUSTER - 1) / CLUSTER * OUTS; cell += SHARERS * 4) {
     const int r = cell / OUTS * CLUSTER + rank, c = cell % OUTS, o = first_block + c;
     if (r >= rows || o >= num_outs) continue;
     float sum[4] = {};
@@ -131,124 +115,136 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
   const int rank = blockIdx.x % CLUSTER, first_row = blockIdx.x / CLUSTER * ROWS;
   const int first_block = blockIdx.y * OUTS, first_out = first_block + warp * 16;
-  const int stages = columns / STAGE, groups = columns / GROUP;
-  Walk walk = {rank * MINE, rank * MINE}, ahead = walk, ahead_x = walk;
-  int count = 0;  // stages of this block
-#pragma unroll
-  for (int way = 0; way < MINE; way++) count += (stages - rank * MINE - way + WAYS - 1) / WAYS;
+  const int stages = columns / STAGE, count = stages_of(rank, stages);
   allow_next_kernel();
 
-  const u32 base = (u32)__cvta_generic_to_shared(shared), barrier = base + RING_BYTES;
-  const u32 ring = SLOTS * X_SLOT + warp * 1024 + row * 64;  // and 1024 WARPS a slot
-  const u32 to = base + ring + ((part + (row >> 1)) & 3) * 16;
-  const unsigned char* mine = codes + (u64)(first_out + row) * (columns / 2) + part * 16;
-  const int outs_left = num_outs - first_out - row;
-  const int x_row = threadIdx.x >> 4, piece = threadIdx.x & 15;  // of what this thread copies of x
-  const u32 to_x = base + piece / 8 * X_HALF + swizzled(x_row, piece % 8);
-  x += (u64)(first_row + x_row) * stride_x + piece * 8;
-  const int x_left = num_rows - first_row - x_row;
+  const u32 base = (u32)__cvta_generic_to_shared(shared);
   if (threadIdx.x == 0) {
-    prepare_barrier(barrier, WARPS);
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; slot++) {
+      prepare_barrier(LANDED(slot), COPIERS);
+      prepare_barrier(SHOWN(slot), 1);
+      prepare_barrier(READ(slot), WARPS);
+    }
     show_barriers();
   }
-  const int place_0 = min(first_out + row, num_outs - 1) * groups;
-  const int place_1 = min(first_out + row + 8, num_outs - 1) * groups;
-  int group = walk.stage * STAGE / GROUP;
-  u32 scale_0 = raw_scale(scale, place_0 + group), scale_1 = raw_scale(scale, place_1 + group);
-  u32 zero_0 = raw_zero(zero, place_0 + group), zero_1 = raw_zero(zero, place_1 + group);
-#pragma unroll
-  for (int slot = 0; slot < SLOTS - 2; slot++)
-    if (slot < count) {
-      fetch_codes(to + slot * 1024 * WARPS, mine, ahead.stage, columns, outs_left);
-      ahead.step(stages);
-    }
-  wait_for_last_kernel();
-#pragma unroll
-  for (int slot = 0; slot < SLOTS - 2; slot++) {
-    if (slot < count) {
-      fetch_rows(to_x + slot * X_SLOT, x, ahead_x.stage, stride_x, x_left);
-      ahead_x.step(stages);
-    }
-    end_of_copies();
-  }
-  __syncthreads();  // the barrier stands
-  wait_for_copies_but(SLOTS - 3);
-  __syncwarp();
-  if (lane == 0) arrive_at(barrier);
+  __syncthreads();  // the barriers stand
 
-  float* of_ways = (float*)(shared + RING_BYTES + 16) + threadIdx.x;  // sums of the ways before
-  float acc[4 * MT] = {}, sums[4 * MT] = {};
-  int slot = 0;
-  // The barrier turns when all warps' copies of a stage have landed, and all products of the stage two
-  // ahead of it are done: its slot is filled anew.
+  if (warp >= WARPS) {
+    give_registers(TO_COPY);
+    if (warp < WARPS + COPIERS / 32)
+      copy_stages(base, x + (u64)first_row * stride_x, codes + (u64)first_block * (columns / 2), rank,
+                  count, num_rows - first_row, num_outs - first_block, columns, stride_x);
+    else if (warp == WARPS + COPIERS / 32)
+      show_stages(base, count);
+    __syncthreads();  // as the others do
+    meet_sharers();
+    if (CLUSTER > 1) meet_sharers();
+  } else {
+    take_registers(TO_MULTIPLY);
+    u32* held_by_warp = (u32*)(shared + SCALES_AT) + warp * 16 * WORDS * count;
+    hold_scales(held_by_warp, scale, zero, first_out, num_outs, columns / GROUP, rank, count, stages);
+    float* of_ways = (float*)(shared + WAYS_AT) + threadIdx.x;  // sums of the ways before
+    float acc[HALVES][4 * EIGHTS] = {}, sums[HALVES][4 * EIGHTS] = {};
+    u32 a[2][2 * STEP][4], loaded[2][STEP][4];
+    const u64 first_matrix = matrix_at(base);
+    int way = rank * MINE, left = (stages - way + WAYS - 1) / WAYS;  // stages of it
+    int slot = 0, turns = 0;
+    __syncwarp();  // all lanes' scales
+    const u32 at = kept(base + CODES_AT + warp * 1024 + row * 64 + (row >> 1 & 3) * 16 + part * 2);
+    const u32* held = held_by_warp + row;
+    Scaling of_0 = scaling_of(held, count * 16), of_1 = scaling_of(held + 8, count * 16);
+    wait_at(SHOWN(0), 0);
+    load_unit(loaded[0], at, 0);
+    widen_unit(a[0], loaded[0], of_0, of_1);
+    if (AHEAD) load_unit(loaded[1], at, 1);
+    // Of the stage before, whose second half is scaled late.
+    u32 read_before = 0;
+    float by_0 = 0.f, by_1 = 0.f;
+    int fold = NO_FOLD;
 #pragma unroll 1
-  for (int turn = 0; turn < count; turn++) {
-    wait_at(barrier, turn & 1);
-    __syncwarp();  // products are of whole warps
-    const Scaling of_0 = scaling_of(scale_0, zero_0), of_1 = scaling_of(scale_1, zero_1);
-    const u64 halves[2] = {matrix_at(base + slot * X_SLOT), matrix_at(base + slot * X_SLOT + X_HALF)};
-    u32 a[STEPS][4];
-    widen_stage(a, shared + ring + slot * 1024 * WARPS + part * 2, row, of_0, of_1);
-    show_to_products();
+    for (int turn = 0; turn < count; turn++) {
+      const u32 read = READ(slot);
+      const u64 matrix = behind(first_matrix, slot * X_SLOT);
+      Scaling next_0 = of_0, next_1 = of_1;
+      __syncwarp();  // products are of whole warps
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-      const u64 b = behind(halves[i / 4], i % 4 * 32);
-      if (ROUNDED)
-        add_product(acc, a[i], b, 1);
-      else
-        add_product(sums, a[i], b, i > 0);
-    }
-    end_of_products();
-    // Behind the fence in front of the products, which waits for what this thread has asked for before.
-    const int free = slot < 2 ? slot + SLOTS - 2 : slot - 2;
-    if (turn + SLOTS - 2 < count) {
-      fetch_codes(to + free * 1024 * WARPS, mine, ahead.stage, columns, outs_left);
-      fetch_rows(to_x + free * X_SLOT, x, ahead.stage, stride_x, x_left);
-      ahead.step(stages);
-    }
-    end_of_copies();
-    const bool ends = walk.ends_way(stages) && turn + 1 < count;
-    const bool is_first = walk.way == rank * MINE;
-    walk.step(stages);
-    if (turn + 1 < count) {
-      group = walk.stage * STAGE / GROUP;
-      scale_0 = raw_scale(scale, place_0 + group), scale_1 = raw_scale(scale, place_1 + group);
-      zero_0 = raw_zero(zero, place_0 + group), zero_1 = raw_zero(zero, place_1 + group);
-    }
-    wait_for_copies_but(SLOTS - 3);
-    __syncwarp();
-    if (lane == 0) arrive_at(barrier);
-    wait_for_all_products();
+      for (int u = 0; u < UNITS; u++) {
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) keep(a[i]);
-    if (ROUNDED) {
-      keep(acc);
-    } else {
-      keep(sums);
+        for (int half = 0; half < HALVES; half++) {
+          if (half == 1 && u == 0) {  // sums of the stage before; none at first
+            wait_for_products_but(1);  // which has ended; else ptxas waits for all (C7517)
+            keep(sums[HALVES - 1]);
+            add_scaled(acc[HALVES - 1], sums[HALVES - 1], by_0, by_1);
+            fold_into(of_ways + 4 * EIGHTS * SHARERS, acc[HALVES - 1], fold);
+          }
+          before_products();
 #pragma unroll
-      for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
-      if (MINE > 1 && ends) {
-#pragma unroll
-        for (int i = 0; i < 4 * MT; i++) {
-          float* to_way = of_ways + i * THREADS;
-          *to_way = (is_first ? 0.f : *to_way) + acc[i];
-          acc[i] = 0.f;
+          for (int h = 0; h < 2 * STEP; h++) {
+            const int c = u * STEP + h / 2, to_half = half * EIGHTS * 8 * HALF;
+            const u64 b = behind(matrix, c / 2 * X_HALF + c % 2 * 64 + h % 2 * 32 + to_half);
+            if (ROUNDED)
+              add_product(acc[half], a[u % 2][h], b, 1);
+            else
+              add_product(sums[half], a[u % 2][h], b, u + h > 0);
+          }
+          end_of_products();
         }
+        if (u + 1 + AHEAD < UNITS) {
+          load_unit(loaded[(u + 1 + AHEAD) % 2], at + slot * CODE_SLOT, u + 1 + AHEAD);
+        } else if (turn + 1 < count) {  // the first units of the next stage
+          if (u + 1 + AHEAD == UNITS) {
+            slot++;
+            if (slot == SLOTS) slot = 0, turns ^= 1;
+            held += 16;
+            next_0 = scaling_of(held, count * 16);
+            next_1 = scaling_of(held + 8, count * 16);
+            wait_at(SHOWN(slot), turns);
+          }
+          load_unit(loaded[(u + 1 + AHEAD) % 2], at + slot * CODE_SLOT, u + 1 + AHEAD - UNITS);
+        }
+        wait_for_products_but(HALVES);  // those that read the other operands
+        keep_unit(a[(u + 1) % 2]);
+        if (ROUNDED && u == 0 && turn > 0 && lane == 0) arrive_at(read_before);
+        widen_unit(a[(u + 1) % 2], loaded[(u + 1) % 2], u + 1 < UNITS ? of_0 : next_0,
+                   u + 1 < UNITS ? of_1 : next_1);
+        keep_unit(a[(u + 1) % 2]);  // not behind the next wait
       }
+      if (!ROUNDED) {
+        wait_for_products_but(0);  // ptxas serialises all products if one half still runs (C7514)
+        keep_unit(a[1]);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) keep(sums[half]);
+        if (lane == 0) arrive_at(read);
+        add_scaled(acc[0], sums[0], of_0.by, of_1.by);
+        fold = NO_FOLD;
+        if (MINE > 1 && --left == 0 && turn + 1 < count) {
+          fold = way == rank * MINE ? FIRST_FOLD : LATER_FOLD;
+          way++;
+          left = (stages - way + WAYS - 1) / WAYS;
+        }
+        fold_into(of_ways, acc[0], fold);
+      }
+      read_before = read, by_0 = of_0.by, by_1 = of_1.by;
+      of_0 = next_0, of_1 = next_1;
     }
-    slot = slot + 1 == SLOTS ? 0 : slot + 1;
-  }
+    if (ROUNDED) {
+      wait_for_products_but(0);
+      keep(acc[0]);
+    }
+    if (HALVES == 2) add_scaled(acc[HALVES - 1], sums[HALVES - 1], by_0, by_1);
 #pragma unroll
-  for (int i = 0; i < 4 * MT; i++)
-    if (MINE > 1 && !ROUNDED) acc[i] += of_ways[i * THREADS];
-  wait_for_all_copies();
-  __syncthreads();  // the ring is read no more
+    for (int i = 0; i < 4 * MT; i++)
+      if (MINE > 1 && !ROUNDED) acc[i / (4 * EIGHTS)][i % (4 * EIGHTS)] += of_ways[i * SHARERS];
+    __syncthreads();  // the rings are read no more
 
-  float* partial = (float*)shared;  // [ROWS][WIDTH]
+    float* partial = (float*)shared;  // [ROWS][WIDTH]
 #pragma unroll
-  for (int i = 0; i < 4 * MT; i++)
-    partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
-  meet_sharers();
-  add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
-  if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
+    for (int i = 0; i < 4 * MT; i++)
+      partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] =
+          acc[i / (4 * EIGHTS)][i % (4 * EIGHTS)];
+    meet_sharers();
+    add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
+    if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
+  }
 }

@@ -149,6 +149,12 @@ __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
   return v;
 }
 
+// The value, which ptxas cannot compute anew where it is used.
+__device__ __forceinline__ u32 kept(u32 value) {
+  asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x & 31));
+  return value;
+}
+
 // Nearly; of minus infinity 0.
 __device__ __forceinline__ float power_of_2(float v) {
   float power;
@@ -188,6 +194,12 @@ __device__ __forceinline__ uint4 load_matrices(u32 at) {
   uint4 v;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ u32 load_shared_pair(u32 at) {
+  u16 v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
   return v;
 }
 

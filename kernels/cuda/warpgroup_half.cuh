@@ -2,7 +2,7 @@
 // right one in shared memory (wgmma, PTX ISA). The tests replace this file by one for the CPU
 // (tests/kernels/emulator).
 //
-// Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 8 columns: 1, 2, 4, 8 or 16).
+// Compile-time: TYPE (0 bfloat16, 1 float16), EIGHTS (tiles of 8 columns: 1, 2, 4, 8 or 16).
 //
 // A product reads its registers until it has been waited for, and ptxas before CUDA 13.3 gives those of
 // its left operand to what comes before the wait (triton-lang/triton, issue 9433): keep() them behind it.
@@ -18,28 +18,28 @@
 #define FOUR(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
 
-#if MT == 1
+#if EIGHTS == 1
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n8k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3" \
   "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;"
 #define FLAG "%9"
 #define SUMS_OF(c) FOUR(c, 0)
-#elif MT == 2
+#elif EIGHTS == 2
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n16k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7" \
   "}, {%8,%9,%10,%11}, %12, p, 1, 1, 0;"
 #define FLAG "%13"
 #define SUMS_OF(c) FOUR(c, 0), FOUR(c, 4)
-#elif MT == 4
+#elif EIGHTS == 4
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n32k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" \
   "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;"
 #define FLAG "%21"
 #define SUMS_OF(c) SIXTEEN(c, 0)
-#elif MT == 8
+#elif EIGHTS == 8
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n64k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
@@ -47,7 +47,7 @@
   "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;"
 #define FLAG "%37"
 #define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16)
-#elif MT == 16
+#elif EIGHTS == 16
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n128k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
@@ -59,12 +59,14 @@
 #define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)
 #endif
 
-// That of the columns so many bytes behind, of the same 64.
-__device__ __forceinline__ u64 behind(u64 matrix, int bytes) { return matrix + bytes / 16; }
+// That of the columns so many bytes behind, of the same 64 or of as many others. No word overflows.
+__device__ __forceinline__ u64 behind(u64 matrix, int bytes) {
+  return matrix >> 32 << 32 | ((u32)matrix + bytes / 16);
+}
 
-// c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 MT, 16]. Of a and c a warp has 16 rows, in
-// fragments as those of multiply(); c of MT of them.
-__device__ __forceinline__ void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
+// c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 EIGHTS, 16]. Of a and c a warp has 16 rows, in
+// fragments as those of multiply(); c of EIGHTS of them.
+__device__ __forceinline__ void add_product(float (&c)[4 * EIGHTS], const u32 (&a)[4], u64 b, int adds) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " FLAG ", 0;\n" PRODUCT "\n}"
                : SUMS_OF(c)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
@@ -75,15 +77,34 @@ __device__ __forceinline__ void end_of_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+// What this thread has copied into shared memory and has waited for, for products behind a barrier.
+__device__ __forceinline__ void show_copies_to_products() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Behind what wrote the registers of the products that follow.
+__device__ __forceinline__ void before_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
 // Until those have ended.
 __device__ __forceinline__ void wait_for_all_products() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
+// Until all have ended but those in front of the last `groups` calls of end_of_products.
+#define wait_for_products_but(groups) \
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory")
+
 __device__ __forceinline__ void keep(const u32 (&a)[4]) {
   asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
-__device__ __forceinline__ void keep(float (&c)[4 * MT]) {
+__device__ __forceinline__ void keep(float (&c)[4 * EIGHTS]) {
 #pragma unroll
-  for (int i = 0; i < 4 * MT; i++) asm volatile("" : "+f"(c[i]) :: "memory");
+  for (int i = 0; i < 4 * EIGHTS; i++) asm volatile("" : "+f"(c[i]) :: "memory");
 }
+
+// Of four warps: how many registers each of their threads has from here on. Some give what others take. Each
+// number is a multiple of 8, and all that there are at the start suffice for them.
+#define give_registers(registers) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(registers))
+#define take_registers(registers) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(registers))

@@ -8,18 +8,21 @@ outputs (int_linear_cuda.py). Chosen by benchmarks/kernels/int4_rows.py on an H2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
+from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear.quantised import IntWeight
 
 STAGE = 128  # columns that a warp takes at a time
-FEW_ROWS = 16  # up to which the kernel for few rows is the faster, whatever the weight
+FEW_ROWS = 16  # of the kernel for few rows, where that for dozens does not compute
 EXACT_ROWS = 128  # up to which both kernels scale sums in float32, and a row has the bits of few
-ROUNDED_ROWS = (
-    256  # up to which weights rounded in registers beat dequantised ones, of many outputs
-)
+ROUNDED_ROWS = 256  # up to which many weights rounded in registers beat dequantised ones
+MANY_WEIGHTS = 1 << 25
 MANY_OUTS = 16384
 
+_PROCESSORS = 132  # of an H100 or H200
+_IN_CLUSTERS = 120  # of them that clusters of four or eight blocks fill: 128 blocks do not fit
 _FULL = 128  # blocks of 128 outputs that nearly fill the 132 multiprocessors of an H100 or H200
 _DEEP = 8192  # columns
 
@@ -49,6 +52,10 @@ class FewTile:
     def outs(self) -> int:
         return 16 * self.sixteens
 
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
     def eights_of(self, num_rows: int) -> int:
         """Rows of a block, in eights."""
         return 1 if num_rows <= 8 else 2
@@ -67,11 +74,32 @@ class FewTile:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How a warp of the kernel for dozens of rows goes through a stage: chunks of 32 columns that
+    it widens and multiplies together (1 or 2), whether it loads codes before those in front of them
+    are multiplied, and in how many parts (1 or 2) rows are multiplied, so that the sums of one are
+    scaled while the other is multiplied. No bit depends on it."""
+
+    step: int = 1
+    ahead: bool = False
+    split: int = 1
+
+    def __str__(self) -> str:
+        words = (self.step > 1, f" {self.step} chunks"), (self.ahead, " ahead")
+        return "".join(word for says, word in (*words, (self.split > 1, " halves")) if says)
+
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"STEP": self.step, "AHEAD": int(self.ahead), "SPLIT": self.split}
+
+
+@dataclass(frozen=True)
 class WideTile:
     """Shape of a block of the kernel for dozens and hundreds of rows, which multiplies by four
-    warps together: warps of 16 outputs, rows (in eights) at most, ways (the warps of the kernel for
-    few rows), blocks that share them (its parts), stages in shared memory, and whether weights are
-    rounded to half precision before they are multiplied."""
+    warps together: warps of 16 outputs that multiply, rows (in eights) at most, ways (the warps of
+    the kernel for few rows), blocks that share them (its parts), stages in shared memory, whether
+    weights are rounded to half precision before they are multiplied, and how products follow each
+    other (Pace)."""
 
     warps: int
     most_eights: int
@@ -79,20 +107,27 @@ class WideTile:
     blocks: int
     slots: int
     rounded: bool = False
+    pace: Pace = Pace()
     sixteens: ClassVar[int] = 1
     kernel: ClassVar[str] = "int4_wgmma"
 
     def __str__(self) -> str:
         tile = f"{self.outs} outs {8 * self.most_eights} rows {self.ways} ways {self.blocks} blocks"
-        return f"wide {tile} {self.slots} slots{' rounded' * self.rounded}"
+        return f"wide {tile} {self.slots} slots{' rounded' * self.rounded}{self.pace}"
 
     @property
     def defines(self) -> dict[str, int]:
-        return {"WAYS": self.ways, "CLUSTER": self.blocks, "ROUNDED": int(self.rounded)}
+        shape = {"WAYS": self.ways, "CLUSTER": self.blocks, "ROUNDED": int(self.rounded)}
+        return {**shape, **self.pace.defines}
 
     @property
     def outs(self) -> int:
         return 16 * self.warps
+
+    @property
+    def threads(self) -> int:
+        """Four warps more copy, and show what has landed."""
+        return 32 * (self.warps + 4)
 
     def eights_of(self, num_rows: int) -> int:
         """Rows of a block, in eights."""
@@ -104,14 +139,21 @@ class WideTile:
         return self.blocks * -(-num_rows // rows), -(-num_outs // self.outs), 1
 
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
-        """A ring of rows and codes, over which sums are written, a barrier, and sums of ways."""
+        """A ring of rows and codes, over which sums are written, barriers, sums of ways, and the
+        scales and zeros of all stages of a block."""
         rows = 8 * eights
         ring = self.slots * (2 * rows * STAGE + 64 * self.outs)
-        of_ways = 0 if self.rounded or self.ways == self.blocks else 4 * rows * self.outs
-        return max(ring + 16 + of_ways, 4 * rows * (self.outs + 4))
+        ways = self.ways // self.blocks
+        of_ways = 0 if self.rounded or ways == 1 else 4 * rows * self.outs
+        stages = sum(len(range(way, weight.shape[1] // STAGE, self.ways)) for way in range(ways))
+        words = 2 if weight.scale.element_size() == 4 else 1
+        return max(
+            ring + 256 + of_ways + 4 * words * stages * self.outs, 4 * rows * (self.outs + 4)
+        )
 
 
 Tile = FewTile | WideTile
+PACE = Pace()  # that the rule takes; the others are to be timed
 
 
 def ways_of(num_outs: int, columns: int) -> int:
@@ -127,22 +169,23 @@ def parts_of(num_outs: int, columns: int) -> int:
     return min(8, 2 * parts if columns > _DEEP else parts)
 
 
-def most_rows(num_outs: int) -> int:
+def most_rows(num_outs: int, columns: int) -> int:
     """Of the kernel for dozens of rows; with more, dequantising the whole weight costs less."""
-    return ROUNDED_ROWS if num_outs >= MANY_OUTS else EXACT_ROWS
+    return ROUNDED_ROWS if num_outs * columns >= MANY_WEIGHTS else EXACT_ROWS
 
 
 def few_rows(num_outs: int, columns: int) -> int:
-    """Up to which the kernel for few rows is the faster: FEW_ROWS, twice as many of a deep weight
-    of few outputs (and no deeper than its scales fit in shared memory)."""
-    is_deep = num_outs <= 4096 and _DEEP < columns <= 4 * _DEEP
-    return 2 * FEW_ROWS if is_deep else FEW_ROWS
+    """Up to which the kernel for few rows is the faster: at 8 rows it takes 5% longer with many
+    outputs and less with fewer; at 16 rows less with a deep weight of few outputs alone."""
+    if num_outs >= MANY_OUTS:
+        return 6
+    return FEW_ROWS if num_outs <= 4096 and columns > _DEEP else 8
 
 
 def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
     """x is loaded ahead where a warp takes 4 stages or more and registers suffice: up to 8 rows, or
     16 warps of 32 outputs."""
-    is_wide = num_rows > FEW_ROWS or (num_outs >= MANY_OUTS and num_rows > 8)
+    is_wide = num_outs >= MANY_OUTS and num_rows > 8
     ways = ways_of(num_outs, columns)
     ahead = columns >= 4 * STAGE * ways and (num_rows <= 8 or (ways == 16 and not is_wide))
     parts = parts_of(num_outs, columns)
@@ -151,14 +194,50 @@ def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
     return FewTile(2, ways, 2 if num_outs >= 4096 else 4, ahead, parts)
 
 
-def wide_tile(num_outs: int, columns: int, num_rows: int) -> WideTile:
-    """Blocks of 256 outputs where that makes 100 or more, else of 128; with 3 stages two blocks of
-    64 rows share a multiprocessor."""
-    ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
+def wide_tile(weight: IntWeight, num_rows: int) -> WideTile:
+    """That whose blocks keep the multiprocessors busy for the shortest; of equals the first."""
     if num_rows > EXACT_ROWS:
-        return WideTile(16, 16, ways, parts, 4, rounded=True)
-    if num_rows <= 64 and num_outs >= 100 * 256:
-        return WideTile(16, 8, ways, parts, 5)
-    if num_rows > 64 and parts < 8:
-        return WideTile(8, 16, ways, parts, 4)
-    return WideTile(8, 8, ways, parts, 4 if num_rows <= 32 else 3)
+        shapes = [(12, 16), (8, 16)]
+    elif num_rows > 64:
+        shapes = [(8, 16), (16, 8), (8, 8), (12, 8)]
+    else:
+        shapes = [(16, 8), (8, 8), (12, 8)]
+    tiles = [_tile_of(weight, num_rows, *shape) for shape in shapes]
+    found = [tile for tile in tiles if tile is not None]
+    if found:
+        return min(found, key=lambda tile: _busy(tile, weight, num_rows))
+    narrow = _tile_of(weight, num_rows, 4, 8)
+    assert narrow is not None
+    return narrow
+
+
+def _tile_of(weight: IntWeight, num_rows: int, warps: int, most_eights: int) -> WideTile | None:
+    """With as many stages as fit in shared memory, where two blocks could be beside each other in
+    half of it."""
+    ways, parts = ways_of(*weight.shape), parts_of(*weight.shape)
+    rounded = num_rows > EXACT_ROWS
+    for count, slots in product((2, 1), (4, 3)):
+        tile = WideTile(warps, most_eights, ways, parts, slots, rounded, PACE)
+        eights = tile.eights_of(num_rows)
+        if count <= _blocks_at_once(tile, weight, eights):
+            return tile
+    return None
+
+
+def _blocks_at_once(tile: WideTile, weight: IntWeight, eights: int) -> int:
+    """Of a multiprocessor, as int4_wgmma.cu shares its registers; 0 if shared memory is short. Each
+    block takes another KiB of it."""
+    shared = tile.shared_bytes(weight, eights)
+    if 2 * shared <= MOST_SHARED - 1024 and (tile.warps == 4 or (tile.warps == 8 and eights <= 8)):
+        return 2
+    return int(shared <= MOST_SHARED)
+
+
+def _busy(tile: WideTile, weight: IntWeight, num_rows: int) -> int:
+    """How long blocks keep a multiprocessor busy, in outputs times rows."""
+    across, down, _ = tile.grid(weight.shape[0], num_rows)
+    eights = tile.eights_of(num_rows)
+    at_once = _blocks_at_once(tile, weight, eights)
+    processors = _IN_CLUSTERS if tile.blocks >= 4 else _PROCESSORS
+    full, rest = divmod(across * down, at_once * processors)
+    return (full * at_once + -(-rest // processors)) * tile.outs * eights

@@ -65,7 +65,7 @@ def takes_wide(x: Tensor, weight: IntWeight) -> bool:
         and columns >= ways_of(num_outs, columns) * STAGE
         and (weight.zero is None or weight.zero.dtype == torch.uint8)
         and num_outs % 4 == 0
-        and len(x) <= most_rows(num_outs)
+        and len(x) <= most_rows(num_outs, columns)
         and (len(x) <= EXACT_ROWS or weight.scale.dtype in scales)
     )
 
@@ -78,8 +78,9 @@ def is_faster(x: Tensor, weight: IntWeight) -> bool:
 def tile_for(x: Tensor, weight: IntWeight) -> Tile:
     if not takes_wide(x, weight):  # a block for 16 rows, whose scales fit (`takes`)
         return few_tile(*weight.shape, min(len(x), FEW_ROWS))
-    choose = few_tile if len(x) <= few_rows(*weight.shape) else wide_tile
-    return choose(*weight.shape, len(x))
+    if len(x) <= few_rows(*weight.shape):
+        return few_tile(*weight.shape, len(x))
+    return wide_tile(weight, len(x))
 
 
 def int_linear(
@@ -108,7 +109,7 @@ def int_linear(
     source, device = _SOURCES / f"{tile.kernel}.cu", x.device.index or 0
     compiled(source, tile.kernel, tuple(defines.items()), shared, device).launch(
         tile.grid(num_outs, num_rows),
-        32 * tile.warps,
+        tile.threads,
         shared,
         (
             x,

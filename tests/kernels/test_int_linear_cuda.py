@@ -10,7 +10,15 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import int_linear_cuda
-from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import (
+    FewTile,
+    Pace,
+    Tile,
+    WideTile,
+    parts_of,
+    ways_of,
+    wide_tile,
+)
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.int_linear_cuda import is_faster, takes, takes_wide, tile_for
 from specengine.kernels.linear.quantised import IntWeight
@@ -113,6 +121,12 @@ def test_columns_in_another_order_equal_the_reference(place: torch.device) -> No
         FewTile(4, 8, 3),
         FewTile(2, 8, 2, ahead=True),
         WideTile(4, 4, 8, 1, 4),
+        WideTile(16, 8, 8, 1, 3),
+        WideTile(4, 4, 8, 1, 3, pace=Pace(2, True, 2)),
+        WideTile(8, 8, 8, 1, 3, pace=Pace(1, True, 2)),
+        WideTile(8, 8, 8, 1, 3, pace=Pace(1, True)),
+        WideTile(8, 8, 8, 1, 3, pace=Pace(split=2)),
+        WideTile(8, 8, 8, 1, 3, pace=Pace(2)),
     ],
     ids=str,
 )
@@ -126,6 +140,8 @@ CLUSTERS = [
     (WideTile(4, 8, 8, 2, 4), 70),
     (WideTile(8, 4, 8, 4, 3), 5),
     (WideTile(12, 4, 8, 8, 5), 21),
+    (WideTile(8, 4, 8, 4, 3, pace=Pace(2, True, 2)), 5),
+    (WideTile(4, 8, 8, 2, 4, pace=Pace(1, True, 2)), 40),
 ]
 
 
@@ -183,7 +199,8 @@ def test_order_of_a_sum_depends_on_the_weight_alone(
     shape: tuple[int, int], place: torch.device, warpgroups: bool
 ) -> None:
     weight = empty_weight(*shape)
-    for rows in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128):
+    few = 6 if shape[0] >= 16384 else 16 if shape == (4096, 14336) else 8
+    for rows in (1, 6, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128):
         tile = tile_for(torch.empty(rows, 1).bfloat16(), weight)
         assert tile.shared_bytes(weight, tile.eights_of(rows)) <= MOST_SHARED
         if isinstance(tile, FewTile):
@@ -192,34 +209,39 @@ def test_order_of_a_sum_depends_on_the_weight_alone(
             assert not tile.rounded
             found = tile.ways, tile.blocks
         assert found == (ways_of(*shape), parts_of(*shape))
-        is_many = rows > (32 if shape == (4096, 14336) else 16)
-        assert isinstance(tile, WideTile) == (warpgroups and is_many and shape != (576, 640))
+        is_wide = warpgroups and rows > few and shape != (576, 640)
+        assert isinstance(tile, WideTile) == is_wide
 
 
-def test_deepest_weights_that_take_32_rows_of_the_kernel_for_few_fit_in_shared_memory(
-    place: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((6144, 4096), {32: (16, 8, 4), 64: (16, 8, 4), 128: (8, 16, 3)}),
+        ((4096, 4096), {32: (12, 8, 4), 64: (12, 8, 4), 128: (8, 8, 3)}),
+        ((28672, 4096), {32: (16, 8, 4), 64: (16, 8, 4), 128: (8, 16, 3), 256: (8, 16, 4)}),
+        ((4096, 14336), {32: (8, 8, 4), 64: (8, 8, 3), 128: (12, 8, 4), 256: (12, 16, 4)}),
+    ],
+    ids=str,
+)
+def test_layers_of_an_8b_take_the_tiles_that_were_the_fastest(
+    shape: tuple[int, int], expected: dict[int, tuple[int, int, int]], place: torch.device
 ) -> None:
-    monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: True)
-    plain = empty_weight(3584, 32768)
-    scale = plain.scale.float()
-    weight = replace(plain, scale=scale, zero=scale.to(torch.uint8))
-    tile = tile_for(torch.empty(32, 1).bfloat16(), weight)
-    assert isinstance(tile, FewTile)
-    assert tile.shared_bytes(weight, tile.eights_of(32)) <= MOST_SHARED
-    deeper = tile_for(torch.empty(32, 1).bfloat16(), empty_weight(3584, 32896))
-    assert isinstance(deeper, WideTile)
+    weight = empty_weight(*shape)
+    found = {rows: wide_tile(weight, rows) for rows in expected}
+    assert {n: (one.warps, one.most_eights, one.slots) for n, one in found.items()} == expected
 
 
-def test_more_than_128_rows_take_rounded_weights_of_many_outputs_alone(
+def test_more_than_128_rows_take_rounded_weights_where_they_are_many(
     place: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda _: True)
     many, few = empty_weight(28672, 4096), empty_weight(6144, 4096)
     x = torch.empty(256, 1).bfloat16()
-    tile = tile_for(x, many)
-    assert isinstance(tile, WideTile)
-    assert tile.rounded
-    assert tile.shared_bytes(many, tile.eights_of(256)) <= MOST_SHARED
+    for weight in (many, empty_weight(4096, 14336)):
+        tile = tile_for(x, weight)
+        assert isinstance(tile, WideTile)
+        assert tile.rounded
+        assert tile.shared_bytes(weight, tile.eights_of(256)) <= MOST_SHARED
     assert is_faster(x, many)
     assert not is_faster(torch.empty(257, 1).bfloat16(), many)
     assert is_faster(x[:128], few)

@@ -47,6 +47,7 @@ inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
 inline u32 subtract_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) - widen((u16)b), widen((u16)(a >> 16)) - widen((u16)(b >> 16)));
 }
+inline u32 kept(u32 value) { return value; }
 inline float power_of_2(float v) { return exp2f(v); }
 inline float reciprocal(float v) { return 1.f / v; }
 
@@ -86,6 +87,11 @@ inline uint4 load_matrices(u32 at) {
     memcpy(words + i, shared_memory + of[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
   __syncwarp();
   return {words[0], words[1], words[2], words[3]};
+}
+inline u32 load_shared_pair(u32 at) {
+  u16 v;
+  memcpy(&v, shared_memory + at, 2);
+  return v;
 }
 inline void store_shared(u32 at, uint4 v) { memcpy(shared_memory + at, &v, 16); }
 inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }

@@ -32,14 +32,27 @@ inline void multiply_codes(float* c, u64 a, u64 b, int adds) {
   }
 }
 
-// Products of this thread that are made at the last moment: when it waits for them.
-inline std::vector<std::function<void()>>& my_products() {
-  static std::map<std::pair<int, int>, std::vector<std::function<void()>>> all;
-  return all[{here().index, threadIdx.x}];  // of blocks and their threads
+// Products of this thread that are made at the last moment: when it waits for them. By groups.
+using Products = std::vector<std::function<void()>>;
+inline std::vector<Products>& my_products() {
+  static std::map<std::pair<int, int>, std::vector<Products>> all;  // of blocks and their threads
+  auto& mine = all[{here().index, threadIdx.x}];
+  if (mine.empty()) mine.emplace_back();
+  return mine;
+}
+
+inline void end_of_products() { my_products().emplace_back(); }
+
+// Until all have ended but those of the last `groups` groups that have ended.
+inline void wait_for_products_but(int groups) {
+  while ((int)my_products().size() > groups + 1) {  // the last one is open
+    const Products asked = std::move(my_products().front());
+    my_products().erase(my_products().begin());
+    for (const auto& product : asked) product();
+  }
 }
 
 inline void wait_for_products() {
-  const std::vector<std::function<void()>> asked = std::move(my_products());
-  my_products().clear();
-  for (const auto& product : asked) product();
+  end_of_products();
+  wait_for_products_but(0);
 }
