@@ -106,26 +106,25 @@ def _token_kernel(
     at = tl.load(starts_ptr + request)
     text_ptr = state_inputs_ptr + row * (WIDTH - 1) * C
     mixed_ptr += at * stride_mixed
+    # Slot 0 is of padding, and read as zeros.
+    k_order, e_order = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_E)
+    k_real, k_held = k_order < K, k_order < tl.where(row != 0, K, 0)
+    e_real, e_held = e_order < E, e_order < tl.where(row != 0, E, 0)
     if part < G:
-        order = tl.arange(0, BLOCK_K)
-        # Slot 0 is of padding, and read as zeros.
-        is_real, is_held = order < K, order < tl.where(row != 0, K, 0)
-        q_channels, k_channels = part * K + order, (G + part) * K + order
-        q = _convolved(mixed_ptr, conv_ptr, text_ptr, q_channels, is_real, is_held, C, WIDTH)
-        k = _convolved(mixed_ptr, conv_ptr, text_ptr, k_channels, is_real, is_held, C, WIDTH)
+        q_channels, k_channels = part * K + k_order, (G + part) * K + k_order
+        q = _convolved(mixed_ptr, conv_ptr, text_ptr, q_channels, k_real, k_held, C, WIDTH)
+        k = _convolved(mixed_ptr, conv_ptr, text_ptr, k_channels, k_real, k_held, C, WIDTH)
         q, k = of_length_1(q, EPS) * SCALE, of_length_1(k, EPS)
         place = at * G + part
-        tl.store(q_ptr + place * K + order, q, mask=is_real)
-        tl.store(k_ptr + place * K + order, k, mask=is_real)
+        tl.store(q_ptr + place * K + k_order, q, mask=k_real)
+        tl.store(k_ptr + place * K + k_order, k, mask=k_real)
         tl.store(dots_ptr + place, tl.sum(q * k, 0))
     else:
         head = part - G
-        order = tl.arange(0, BLOCK_E)
-        is_real, is_held = order < E, order < tl.where(row != 0, E, 0)
-        channels = 2 * G * K + head * E + order
-        v = _convolved(mixed_ptr, conv_ptr, text_ptr, channels, is_real, is_held, C, WIDTH)
+        channels = 2 * G * K + head * E + e_order
+        v = _convolved(mixed_ptr, conv_ptr, text_ptr, channels, e_real, e_held, C, WIDTH)
         place = at * M + head
-        tl.store(v_ptr + place * E + order, v, mask=is_real)
+        tl.store(v_ptr + place * E + e_order, v, mask=e_real)
         dtype = mixed_ptr.dtype.element_ty
         asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
         tl.store(writes_ptr + place, tl.sigmoid(asked).to(dtype).to(tl.float32))
