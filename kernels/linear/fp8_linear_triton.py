@@ -27,6 +27,9 @@ from specengine.kernels.linear.split_sum_triton import (
     store_sum,
 )
 
+# Whether programs have their part of the weight fetched while the kernel ahead runs.
+PREFETCHES = False
+
 
 @triton.jit(do_not_specialize=["num_groups"])
 def _quantise_kernel(
@@ -92,6 +95,29 @@ def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
+@triton.jit
+def _prefetch_rows(
+    codes_ptr, outs, num_outs, columns, begin, end, PIECES: tl.constexpr, OUTS: tl.constexpr
+):
+    """Bytes begin to end of some rows of the weight, into the L2 cache. A thread asks for a piece
+    of one row; addresses and sizes are whole 16 bytes."""
+    piece = tl.arange(0, PIECES)
+    step = tl.cdiv(end - begin, PIECES * 16) * 16
+    start = tl.minimum(begin + piece * step, columns - 16)
+    size = tl.maximum(tl.minimum(start + step, end) - start, 16)
+    row = tl.minimum(outs, num_outs - 1).to(tl.int64)
+    place = codes_ptr.to(tl.int64) + (row * columns)[:, None] + start[None, :]
+    sizes = tl.broadcast_to(size[None, :], [OUTS, PIECES])
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [place, sizes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # one form for all numbers of rows
 def _fp8_kernel(
     x_ptr,
@@ -114,6 +140,7 @@ def _fp8_kernel(
     INPUT_BY_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    PIECES: tl.constexpr,  # of a row of the weight, each of which a thread prefetches; 0: none does
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -138,6 +165,11 @@ def _fp8_kernel(
     if SCALES_STEPS:
         w_scale = tl.load(w_scales, mask=is_out, other=0.0)
     if DEPENDENT:
+        if PIECES:
+            end = tl.minimum(last * BLOCK_K, columns)
+            _prefetch_rows(
+                codes_ptr, outs, num_outs, columns, first * BLOCK_K, end, PIECES, BLOCK_N
+            )
         # In this order: what starts behind this kernel may read what was written before it.
         gdc_wait()
         gdc_launch_dependents()
@@ -242,6 +274,7 @@ def fp8_linear(
         INPUT_BY_BLOCK=scale is not None and scale.shape[1] > 1,
         HAS_BIAS=bias is not None,
         DEPENDENT=dependent,
+        PIECES=_pieces(tile) if PREFETCHES and columns % 16 == 0 else 0,
         BLOCK_N=tile.outs,
         BLOCK_T=block_t,
         BLOCK_K=block_k,
@@ -251,6 +284,11 @@ def fp8_linear(
         **({"launch_pdl": True} if dependent else {}),
     )
     return out
+
+
+def _pieces(tile: Tile) -> int:
+    """So that each thread of a program has one."""
+    return max(1, 32 * tile.warps // tile.outs)
 
 
 _LEAST_STEP = 32  # columns of the processor's FP8 product

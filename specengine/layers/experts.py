@@ -19,12 +19,7 @@ from specengine.kernels.experts import experts_ref, route_ref
 from specengine.kernels.experts.add_shared import add_shared
 from specengine.kernels.experts.packed import OneExpert, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.route import route
-from specengine.kernels.experts.types import (
-    Activation,
-    Chosen,
-    ExpertWeights,
-    Routing,
-)
+from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Routing
 from specengine.kernels.experts.types import Router as RouterWeights
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
@@ -33,6 +28,7 @@ from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weigh
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
+from specengine.layers.side_stream import both
 from specengine.layers.split_ops import SHARED_EXPERTS, Numbered, run_module
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
@@ -264,10 +260,10 @@ class SparseMLP(Numbered):
             return self._over_engines(x, self.sharers)
         if self.ranks.size > 1:
             return self._over_ranks(x)
-        out: Tensor = self.experts(x, self.gate.choose(x))
-        if self.shared_expert is None:
-            return out
-        shared, gate = self.shared_expert(x), self.shared_expert_gate
+        shared_expert, gate = self.shared_expert, self.shared_expert_gate
+        if shared_expert is None:
+            return self.experts.forward(x, self.gate.choose(x))
+        out, shared = both(x, lambda x: self.experts(x, self.gate.choose(x)), shared_expert)
         if out.dim() == 2:
             return out + self._gated(x, shared)
         if gate is not None and gate.is_plain:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from itertools import product
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -36,7 +37,8 @@ def main(rows: int) -> None:
         torch.zeros(6144, 128, dtype=torch.uint8), torch.ones(6144, 2).half(), None, 4, 128
     )
     x = torch.zeros(rows, 256, dtype=torch.bfloat16)
-    for weight in (fp8, replace(fp8, input=None)):
+    for weight, fetches in product((fp8, replace(fp8, input=None)), (False, True)):
+        fp8_linear_triton.PREFETCHES = fetches
         fp8_linear_triton.fp8_linear(x, weight, None)
     int_linear_triton.int_linear(x, four, None)
     print(json.dumps(compiled))
