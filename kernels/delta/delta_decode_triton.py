@@ -34,15 +34,15 @@ from specengine.kernels.dispatch import has_dependent_launch
 @dataclass(frozen=True)
 class Form:
     """Of a program of the rule: columns of a head's memory, and warps. Both decide the order of a
-    sum, so that they must not depend on how many requests there are. streams: the memory is marked
-    as what the L2 cache need not keep."""
+    sum, so that they must not depend on how many requests there are."""
 
     columns: int
     warps: int
-    streams: bool = False
 
 
-FORM = Form(32, 4)
+# On an H200 the fastest of 9 from 64 requests on, and 2% behind at fewer
+# (benchmarks/kernels/delta_forms.py).
+FORM = Form(64, 2)
 
 
 @triton.jit
@@ -155,7 +155,6 @@ def _step_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
     E: tl.constexpr,
-    STREAMS: tl.constexpr,
     DEPENDENT: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -170,10 +169,7 @@ def _step_kernel(
     # Slot 0 is of padding, and read as zeros.
     in_memory = (k_order < tl.where(row != 0, K, 0))[:, None] & e_real[None, :]
     memory_ptr += (row * M + head) * K * E + k_order[:, None] * E + e_order[None, :]
-    if STREAMS:
-        memory = tl.load(memory_ptr, mask=in_memory, other=0.0, eviction_policy="evict_first")
-    else:
-        memory = tl.load(memory_ptr, mask=in_memory, other=0.0)
+    memory = tl.load(memory_ptr, mask=in_memory, other=0.0)
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
@@ -188,10 +184,7 @@ def _step_kernel(
     out = decay * out + dot * delta
     tl.store(out_ptr + place * E + e_order, out, mask=e_real)
     moved = memory * decay + k[:, None] * delta[None, :]
-    if STREAMS:
-        tl.store(memory_ptr, moved, mask=in_memory, eviction_policy="evict_first")
-    else:
-        tl.store(memory_ptr, moved, mask=in_memory)
+    tl.store(memory_ptr, moved, mask=in_memory)
 
 
 def decode(
@@ -244,7 +237,6 @@ def decode(
         out,
         nodes.rows_B,
         nodes.starts,
-        STREAMS=form.streams,
         BLOCK_K=block_k,
         BLOCK_E=columns,
         num_warps=form.warps,
