@@ -48,16 +48,15 @@ BLOCK, EPS, MOST_COPIES = 128, 1e-6, 128
 PROGRAMS = ((64, 4), (128, 8))  # outputs and warps
 STAGES, SPLITS = (3, 5), (1, 2, 4, 8)
 
-Choice = tuple[Tile, bool]  # and whether it prefetches
 
-
-def choices(columns: int) -> list[Choice]:
-    tiles = [
-        Tile(outs, BLOCK, splits, warps, stages)
-        for (outs, warps), splits, stages in product(PROGRAMS, SPLITS, STAGES)
+def choices(columns: int) -> list[Tile]:
+    return [
+        Tile(outs, BLOCK, splits, warps, stages, prefetches)
+        for (outs, warps), splits, stages, prefetches in product(
+            PROGRAMS, SPLITS, STAGES, (False, True)
+        )
         if splits * BLOCK <= columns
     ]
-    return [*product(tiles, (False, True))]
 
 
 def made(shape: tuple[int, int]) -> Fp8Weight:
@@ -70,29 +69,23 @@ def normed(x: Tensor, stream: Tensor, gain: Tensor) -> Tensor:
     return norm_triton.fused_add_rms_norm(x, stream, gain, EPS, BLOCK)[0]
 
 
-def multiply(x: Tensor, weight: Fp8Weight, choice: Choice | None) -> Tensor:
-    """choice: None for the tile in force, and whether it prefetches by its switch."""
-    if choice is None:
-        return fp8_linear_triton.fp8_linear(x, weight, None)
-    before = fp8_linear_triton.PREFETCHES
-    fp8_linear_triton.PREFETCHES = choice[1]
-    out = fp8_linear_triton.fp8_linear(x, weight, None, choice[0])
-    fp8_linear_triton.PREFETCHES = before
-    return out
+def multiply(x: Tensor, weight: Fp8Weight, tile: Tile | None) -> Tensor:
+    """tile: None for the one in force."""
+    return fp8_linear_triton.fp8_linear(x, weight, None, tile)
 
 
-def check(size: tuple[int, int], given: Sequence[Choice]) -> list[str]:
-    """Choices with a wrong sum, with other bits, or whose rows depend on others."""
+def check(size: tuple[int, int], given: Sequence[Tile]) -> list[str]:
+    """Tiles with a wrong sum, with other bits, or whose rows depend on others."""
     x, stream, gain = draw(64, size[1]), draw(64, size[1]), draw(1, size[1])[0]
     weight, wrong, by_splits = made(size), list[str](), dict[int, Tensor]()
     truth = normed(x, stream, gain).double() @ weight.dequantised().double().T
-    for choice in given:
-        out = multiply(normed(x, stream, gain), weight, choice)
+    for tile in given:
+        out = multiply(normed(x, stream, gain), weight, tile)
         error = float((out.double() - truth).norm() / truth.norm())
-        alone = multiply(normed(x[5:6], stream[5:6], gain), weight, choice)
-        same = torch.equal(by_splits.setdefault(choice[0].splits, out), out)
+        alone = multiply(normed(x[5:6], stream[5:6], gain), weight, tile)
+        same = torch.equal(by_splits.setdefault(tile.splits, out), out)
         if error > 0.05 or not same or not torch.equal(alone[0], out[5]):
-            wrong.append(f"{choice}: error {error:.3g}, bits of others {same}")
+            wrong.append(f"{tile}: error {error:.3g}, bits of others {same}")
     return wrong
 
 
@@ -111,17 +104,17 @@ def time_shape(name: str, size: tuple[int, int], speed: float) -> list[dict[str,
         x, stream = draw(rows, size[1]), draw(rows, size[1])
 
         def call(
-            weight: Fp8Weight, choice: Choice | None, x: Tensor = x, stream: Tensor = stream
+            weight: Fp8Weight, tile: Tile | None, x: Tensor = x, stream: Tensor = stream
         ) -> None:
-            multiply(normed(x, stream, gain), weight, choice)
+            multiply(normed(x, stream, gain), weight, tile)
 
         def norm(_: Fp8Weight, x: Tensor = x, stream: Tensor = stream) -> None:
             normed(x, stream, gain)
 
         graphs = {"norm": of_copies(norm, weights)}
-        graphs["in force"] = of_copies(partial(call, choice=None), weights)
-        for choice in choices(size[1]):
-            graphs[_name(choice)] = of_copies(partial(call, choice=choice), weights)
+        graphs["in force"] = of_copies(partial(call, tile=None), weights)
+        for tile in choices(size[1]):
+            graphs[_name(tile)] = of_copies(partial(call, tile=tile), weights)
         found.append({"shape": name, "rows": rows, "us": in_turns(graphs, copies)})
     told = size[0] * size[1] / speed * 1e6
     for one in found:
@@ -135,8 +128,8 @@ def time_shape(name: str, size: tuple[int, int], speed: float) -> list[dict[str,
             print(f"; {took:.1f} {way}", end="")
     print(f"\n{name}: by splits, rows {ROWS} with the best tile of each")
     for splits, fetched in product(SPLITS, (False, True)):
-        names = [_name(one) for one in choices(size[1]) if one[0].splits == splits]
-        names = [one for one in names if one.endswith("prefetched") == fetched]
+        tiles = [one for one in choices(size[1]) if one.splits == splits]
+        names = [_name(one) for one in tiles if one.prefetches == fetched]
         if names:
             best = [min((one["us"][way], way) for way in names) for one in found]
             print(
@@ -145,10 +138,9 @@ def time_shape(name: str, size: tuple[int, int], speed: float) -> list[dict[str,
     return found
 
 
-def _name(choice: Choice) -> str:
-    tile, fetched = choice
+def _name(tile: Tile) -> str:
     form = f"{tile.outs}x{tile.warps} s{tile.splits} st{tile.stages}"
-    return f"{form} prefetched" if fetched else form
+    return f"{form} prefetched" if tile.prefetches else form
 
 
 def time_gates() -> list[dict[str, Any]]:
@@ -185,8 +177,8 @@ def compile_all() -> None:
     with precompile():
         for rows, (name, size) in product((1, 64), SHAPES.items()):
             x, weight = draw(rows, size[1]), made(size)
-            for choice in (None, *choices(size[1])) if name == "out" else (None,):
-                multiply(normed(x, x, x[0]), weight, choice)
+            for tile in (None, *choices(size[1])) if name == "out" else (None,):
+                multiply(normed(x, x, x[0]), weight, tile)
 
 
 @torch.inference_mode()
@@ -197,7 +189,7 @@ def main() -> None:
     torch.manual_seed(0)
     compile_all()
     wrong = check(SHAPES["out"], choices(SHAPES["out"][1]))
-    print("wrong choices:", wrong or "none", flush=True)
+    print("wrong tiles:", wrong or "none", flush=True)
     found, speed = time_gates(), copy_speed()
     for name, size in SHAPES.items():
         found += time_shape(name, size, speed)

@@ -27,9 +27,6 @@ from specengine.kernels.linear.split_sum_triton import (
     store_sum,
 )
 
-# Whether programs have their part of the weight fetched while the kernel ahead runs.
-PREFETCHES = False
-
 
 @triton.jit(do_not_specialize=["num_groups"])
 def _quantise_kernel(
@@ -227,6 +224,22 @@ def tile_for(outs: int, wide: torch.dtype | None, is_rounded: bool, rows: int) -
     return Tile(32 if is_rounded else 64, columns, 4 if outs <= 4224 else 2, 4, 3)
 
 
+def tile_of_blocks(outs: int, columns: int) -> Tile:
+    """Of codes multiplied as they are, whose blocks have scales: few splits that leave 128
+    multiprocessors a program each, or nearly, of no fewer than 512 columns.
+
+    As swept at the layers of Qwen3-Next, 1, 8 and 64 rows, behind a norm on an H200
+    (benchmarks/kernels/hybrid_products.py). What is prefetched arrives before the norm has ended
+    where the weight is small; of 19 MB prefetching made all three slower."""
+    splits = 1
+    while splits < _MOST_SPLITS and splits * triton.cdiv(outs, _OUTS) < _PROGRAMS:
+        splits *= 2
+    while splits > 1 and splits * _LEAST_COLUMNS > columns:
+        splits //= 2
+    prefetches = columns % 16 == 0 and outs * columns <= _MOST_PREFETCHED
+    return Tile(_OUTS, _STEP, splits, 4, 5 if splits == 1 and not prefetches else 3, prefetches)
+
+
 def multiplies_codes(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether codes of both sides are multiplied as they are: by processors that have an FP8
     product, where a step has one scale. Of float32 inputs they are widened, which is exact."""
@@ -247,8 +260,10 @@ def fp8_linear(
         # Codes are float16 numbers, and float16 is what the processor widens them to.
         wide = torch.float32 if x.dtype == torch.float32 else torch.float16
         wide = None if multiplies_codes(x, weight) else wide
-    tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
     by_block = weight.columns if weight.columns < columns else 0
+    if tile is None and by_block and wide is None:
+        tile = tile_of_blocks(num_outs, columns)
+    tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
     block_k = min(tile.columns, by_block) if by_block else tile.columns
     block_t = rows_block(num_rows)
     grid = triton.cdiv(num_outs, tile.outs), triton.cdiv(num_rows, block_t), tile.splits
@@ -274,7 +289,7 @@ def fp8_linear(
         INPUT_BY_BLOCK=scale is not None and scale.shape[1] > 1,
         HAS_BIAS=bias is not None,
         DEPENDENT=dependent,
-        PIECES=_pieces(tile) if PREFETCHES and columns % 16 == 0 else 0,
+        PIECES=_pieces(tile) if tile.prefetches and weight.codes.data_ptr() % 16 == 0 else 0,
         BLOCK_N=tile.outs,
         BLOCK_T=block_t,
         BLOCK_K=block_k,
@@ -292,4 +307,7 @@ def _pieces(tile: Tile) -> int:
 
 
 _LEAST_STEP = 32  # columns of the processor's FP8 product
+_OUTS, _STEP = 64, 128  # of a program of a weight in blocks: outputs, and columns at a time
+_PROGRAMS, _MOST_SPLITS, _LEAST_COLUMNS = 128, 4, 512
+_MOST_PREFETCHED = 9 << 20  # bytes of a weight
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

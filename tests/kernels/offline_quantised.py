@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from itertools import product
 
 import torch
 from triton.runtime.jit import JITFunction
 
 from specengine.kernels.linear import fp8_linear_triton, int_linear_triton
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
 from tests.kernels import offline_triton, wgmma_waits
 
 
@@ -37,9 +36,11 @@ def main(rows: int) -> None:
         torch.zeros(6144, 128, dtype=torch.uint8), torch.ones(6144, 2).half(), None, 4, 128
     )
     x = torch.zeros(rows, 256, dtype=torch.bfloat16)
-    for weight, fetches in product((fp8, replace(fp8, input=None)), (False, True)):
-        fp8_linear_triton.PREFETCHES = fetches
+    for weight in (fp8, replace(fp8, input=None)):
         fp8_linear_triton.fp8_linear(x, weight, None)
+    codes = torch.zeros(1024, 2048).to(FP8)  # prefetched, in several parts of the columns
+    blocks = Fp8Weight(codes, torch.ones(8, 16), 128, 128, Fp8Input(group=128))
+    fp8_linear_triton.fp8_linear(x.new_zeros(rows, 2048), blocks, None)
     int_linear_triton.int_linear(x, four, None)
     print(json.dumps(compiled))
 
