@@ -5,8 +5,7 @@
 Microseconds of a layer's sorting and both products, in a graph over the weights of three layers, by
 the tile of each product, the other's as it is in force; rows choose experts evenly. "bytes": to
 read the chosen experts once at the speed of a copy. All tiles must give the bits of those in force.
-"sorting": the sorting alone; "rounded inside": without the kernel that rounds the second product's
-rows. Takes about 60 s on an H200.
+"sorting": the sorting alone. Takes about 60 s on an H200.
 """
 
 from __future__ import annotations
@@ -71,15 +70,6 @@ def run(x: Tensor, layers: list[Layer], tiles: Tiles | None) -> Tensor:
     return out
 
 
-def rounded_inside(x: Tensor, layers: list[Layer], tiles: Tiles) -> Tensor:
-    """The second product's rows, where they are multiplied."""
-    before = packed_triton.MOST_ROUNDED_INSIDE
-    packed_triton.MOST_ROUNDED_INSIDE = tiles.down.rows
-    out = run(x, layers, tiles)
-    packed_triton.MOST_ROUNDED_INSIDE = before
-    return out
-
-
 def sort(layers: list[Layer], tile: int) -> None:
     for chosen, _ in layers:
         order_triton.order(chosen.ids_TK, SHAPE.count, tile)
@@ -108,9 +98,6 @@ def sweep(rows: int, weights: list[PackedExpertWeights], speed: float) -> dict[s
         if not torch.equal(out, expected):
             print("OTHER BITS", name, flush=True)
         graphs[name] = captured(partial(run, x, layers, tiles))
-    inside = partial(rounded_inside, x, layers, usual)
-    print("rounded inside, same bits:", torch.equal(inside(), expected), flush=True)
-    graphs["in force, rounded inside"] = captured(inside)
     graphs["sorting"] = captured(partial(sort, layers, usual.gate_up.rows))
     times = in_turns(graphs, LAYERS)
     size = weights[0].gate_up.num_bytes + weights[0].down.num_bytes

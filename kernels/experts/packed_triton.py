@@ -34,8 +34,6 @@ from specengine.kernels.linear.rounded import found_beside
 
 # Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
 ROUNDS_INSIDE = True
-# And those of sorted rows, in tiles of so many rows at most.
-MOST_ROUNDED_INSIDE = 0
 
 
 @triton.jit
@@ -410,8 +408,7 @@ class _Product:
             return self.x, None
         if kept := found_beside(self.x, form):
             return kept
-        is_small = not self.is_many or self.tile.rows <= MOST_ROUNDED_INSIDE
-        if ROUNDS_INSIDE and is_small and self._rounds_by_step(form):
+        if ROUNDS_INSIDE and not self.is_many and self._rounds_by_step(form):
             return self.x, None
         return quantise_rows(self.x, form)
 
