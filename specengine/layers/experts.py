@@ -262,8 +262,8 @@ class SparseMLP(Numbered):
             return self._over_ranks(x)
         shared_expert, gate = self.shared_expert, self.shared_expert_gate
         if shared_expert is None:
-            return self.experts.forward(x, self.gate.choose(x))
-        out, shared = both(x, lambda x: self.experts(x, self.gate.choose(x)), shared_expert)
+            return self._chosen(x)
+        out, shared = both(x, self._chosen, shared_expert)
         if out.dim() == 2:
             return out + self._gated(x, shared)
         if gate is not None and gate.is_plain:
@@ -284,11 +284,19 @@ class SparseMLP(Numbered):
 
     def _over_ranks(self, x: Tensor) -> Tensor:
         """One sum over ranks, of what the experts and the shared one give on each."""
-        out: Tensor = self.experts(x, self.gate.choose(x))
+        if self.shared_expert is None:
+            out, shared = self._chosen(x), None
+        else:
+            out, shared = both(x, self._chosen, self.shared_expert.own_part)
         out = out.sum(0) if out.dim() == 3 else out
-        if self.shared_expert is not None:
-            out = out + self._gated(x, self.shared_expert.own_part(x))
+        if shared is not None:
+            out = out + self._gated(x, shared)
         return self.ranks.all_reduce(out.to(x.dtype))
+
+    def _chosen(self, x: Tensor) -> Tensor:
+        """What the experts of each row give: [T, hidden_size], or parts [K, T, hidden_size]."""
+        out: Tensor = self.experts(x, self.gate.choose(x))
+        return out
 
     def _gated(self, x: Tensor, shared: Tensor) -> Tensor:
         if self.shared_expert_gate is None:

@@ -13,7 +13,7 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
-from specengine.layers import experts, linear, side_stream
+from specengine.layers import experts, linear
 from specengine.layers.experts import Experts, SparseMLP
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
@@ -64,29 +64,6 @@ def test_parts_add_up_to_what_one_sum_gives(
     assert expected.shape == (5, HIDDEN)
     assert found.shape == (2, 5, HIDDEN)
     torch.testing.assert_close(found.sum(0), expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("is_captured", [False, True])
-def test_a_stream_of_its_own_leaves_the_shared_experts_bits(
-    is_captured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlp, x = make(True).cuda().bfloat16(), torch.randn(5, HIDDEN).cuda().bfloat16()
-    with torch.inference_mode():
-        expected = mlp.parts(x)
-        monkeypatch.setattr(side_stream, "BESIDE", True)
-        found = mlp.parts(x)
-        if is_captured:
-            graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                found = mlp.parts(x)
-            for _ in range(20):
-                found.zero_()
-                graph.replay()
-                assert torch.equal(found, expected)
-    assert torch.equal(found, expected)
 
 
 def test_a_gate_of_one_output_stays_in_floating_point_when_others_are_quantised() -> None:
