@@ -271,8 +271,7 @@ class SparseMLP(Numbered):
         return add_shared(out, self._gated(x, shared))
 
     def run_split(self, rows: Sequence[Tensor], batch: object) -> Tensor:
-        """What SHARED_EXPERTS stands for in a trace. How many rows the other engines have differs
-        from forward to forward, so that no graph holds it."""
+        """What SHARED_EXPERTS stands for: no graph holds how many rows the other engines have."""
         assert self.sharers is not None
         return self._over_engines(rows[0], self.sharers)
 
@@ -284,10 +283,8 @@ class SparseMLP(Numbered):
 
     def _over_ranks(self, x: Tensor) -> Tensor:
         """One sum over ranks, of what the experts and the shared one give on each."""
-        if self.shared_expert is None:
-            out, shared = self._chosen(x), None
-        else:
-            out, shared = both(x, self._chosen, self.shared_expert.own_part)
+        part = self.shared_expert and self.shared_expert.own_part
+        out, shared = both(x, self._chosen, part) if part else (self._chosen(x), None)
         out = out.sum(0) if out.dim() == 3 else out
         if shared is not None:
             out = out + self._gated(x, shared)
@@ -295,8 +292,7 @@ class SparseMLP(Numbered):
 
     def _chosen(self, x: Tensor) -> Tensor:
         """What the experts of each row give: [T, hidden_size], or parts [K, T, hidden_size]."""
-        out: Tensor = self.experts(x, self.gate.choose(x))
-        return out
+        return self.experts.forward(x, self.gate.choose(x))
 
     def _gated(self, x: Tensor, shared: Tensor) -> Tensor:
         if self.shared_expert_gate is None:
