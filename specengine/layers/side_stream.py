@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import torch
@@ -64,8 +64,11 @@ def both(
         with torch.cuda.stream(side):
             beside = second(x)
         out = first(x)
-    finally:  # also where the first part fails: x is freed next
-        main.wait_stream(side)
+    except BaseException:  # x is freed next
+        with suppress(RuntimeError):  # of a capture that is invalid by now: the first error counts
+            main.wait_stream(side)
+        raise
+    main.wait_stream(side)
     return out, beside
 
 

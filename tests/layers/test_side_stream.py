@@ -109,6 +109,22 @@ def test_streams_join_where_the_first_part_fails(log: list[str]) -> None:
     assert log == BESIDE
 
 
+def test_an_invalid_capture_raises_what_made_it_so(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Invalid:
+        cuda_stream = 1
+        name = "main"
+
+        def wait_stream(self, other: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Invalid())
+    with side_streams(True), pytest.raises(RuntimeError, match="out of memory"):
+        run_both(fails=True)
+    assert log == BESIDE[:-1]
+
+
 def test_captures_on_all_multiprocessors_alone_have_branches(log: list[str]) -> None:
     """Also the warm-up before, which makes what the second stream keeps."""
     fake = FakePlatform()
