@@ -1,11 +1,12 @@
 """Routing at few rows, on a GPU: microseconds a layer, of a norm and the routing behind it.
 
-    python benchmarks/kernels/routing.py [--other FILE] [--rows 1 4 8 32 64] [--json FILE]
+    python benchmarks/kernels/routing.py [--other FILE] [--rows 1 4 8 32 64] [--tiles] [--json FILE]
 
 A CUDA graph of norms and routings in turns, of four layers' routers, as a round of the engine runs
 them. --other: another route_triton.py beside the present one, such as that of an older commit
 (`git show COMMIT:PATH > FILE`). Both must give the same experts and the same bits of their weights;
-a line says so for other forms of routing as well. The card's pace differs from minute to minute:
+a line says so for other forms of routing as well. --tiles: programs of logits of other sizes, for
+512 experts alone. The card's pace differs from minute to minute:
 both are timed in turns, several times, and the median counts.
 """
 
@@ -18,6 +19,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,10 +31,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
 from specengine.kernels.experts import route_triton
+from specengine.kernels.experts.route_triton import LogitsTile
 from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.norm import rms_norm
 from specengine.kernels.precompile import precompile
 
+TILES = [
+    LogitsTile(*one)
+    for one in ((16, 32, 2), (32, 16, 2), (32, 32, 2), (32, 32, 4), (64, 16, 2), (32, 64, 4))
+]
 LAYERS, CALLS, TURNS, EPS = 4, 40, 9, 1e-6
 Route = Callable[[Tensor, Router, Routing], Chosen]
 
@@ -159,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--other", type=Path, help="another route_triton.py")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32, 64])
+    parser.add_argument("--tiles", action="store_true", help="sweep tiles, of 512 experts alone")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--page", action="store_true", help="write a page of results")
     args = parser.parse_args()
@@ -166,16 +174,20 @@ def main() -> None:
     ways: dict[str, Route] = {"now": route_triton.route}
     if args.other is not None:
         ways["other"] = load(args.other)
+    checked, shapes = CHECKED, SHAPES
+    if args.tiles:
+        checked = shapes = [one for one in SHAPES if one.count == 512]
+        ways |= {str(one): partial(route_triton.route, tile=one) for one in TILES}
     with precompile():
-        for shape, route, count in itertools.product(CHECKED, ways.values(), (2,)):
+        for shape, route, count in itertools.product(checked, ways.values(), (2,)):
             route(rows_of(shape, count), draw(shape)[0], shape.routing)
     same = {}
-    for shape in CHECKED:
+    for shape in checked:
         key = f"{shape.name}, {shape.count} experts, {shape.routing}"
         same[key] = check(shape, ways)
         print("same bits" if same[key] else "OTHER BITS", key, flush=True)
     rows = []
-    for shape, count in itertools.product(SHAPES, args.rows):
+    for shape, count in itertools.product(shapes, args.rows):
         rows.append(measure(shape, count, ways))
         print(rows[-1], flush=True)
     if args.json:

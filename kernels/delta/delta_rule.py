@@ -93,11 +93,11 @@ def decode(
     backend: Backend = "auto",
 ) -> Tensor:
     """One token a request, all of which stand: `verify`, then `keep` of what it wrote. updates:
-    scratch. Any device; three Triton kernels on CUDA."""
+    scratch. Any device; two Triton kernels on CUDA."""
     if use_triton(backend, given.mixed_TC):
-        from specengine.kernels.delta import delta_rule_triton
+        from specengine.kernels.delta import delta_decode_triton
 
-        out: Tensor = delta_rule_triton.decode(given, weights, state, updates, nodes, shape)
+        out: Tensor = delta_decode_triton.decode(given, weights, state, nodes, shape)
         return out
     out = delta_rule_ref.verify(given, weights, state, updates, nodes, shape)
     none_B = nodes.rows_B.new_zeros(len(nodes.rows_B))

@@ -56,12 +56,13 @@ def _verify_kernel(
     K: tl.constexpr,
     E: tl.constexpr,
     HAS_TREE: tl.constexpr,
-    WRITES_MEMORY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    request, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    BLOCKS: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
+    # Programs that run beside each other read neighbouring memory.
+    head, block, request = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS, tl.program_id(1)
     group = head // (M // G)
     row = tl.load(rows_ptr + request).to(tl.int64)
     start = tl.load(starts_ptr + request)
@@ -103,9 +104,6 @@ def _verify_kernel(
         keys = tl.where(n_order[:, None] == node, k[None, :], keys)
         deltas = tl.where(n_order[:, None] == node, delta[None, :], deltas)
         kept = tl.where(n_order == node, since, kept)
-        if WRITES_MEMORY:
-            moved = memory * tl.exp(step) + k[:, None] * delta[None, :]
-            tl.store(memory_ptr + places, moved, mask=in_memory)
 
 
 @triton.jit
@@ -132,8 +130,8 @@ def _keep_memory_kernel(
     BLOCK_E: tl.constexpr,
 ):
     BLOCKS: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
-    request, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
+    head, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    request, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
     row = tl.load(rows_ptr + request).to(tl.int64)
     start = tl.load(starts_ptr + request)
     stand = tl.where(row != 0, tl.load(accepted_ptr + request) + 1, 0)
@@ -169,7 +167,6 @@ def _keep_inputs_kernel(
     width,
     C: tl.constexpr,
     HELD: tl.constexpr,
-    HAS_ACCEPTED: tl.constexpr,
     HAS_PATHS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -177,9 +174,7 @@ def _keep_inputs_kernel(
     request, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
     row = tl.load(rows_ptr + request).to(tl.int64)
     start = tl.load(starts_ptr + request)
-    stand = 1
-    if HAS_ACCEPTED:
-        stand = tl.load(accepted_ptr + request) + 1
+    stand = tl.load(accepted_ptr + request) + 1
     order = tl.arange(0, BLOCK_H)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (order < tl.where(row != 0, HELD, 0))[:, None] & (channels < C)[None, :]
@@ -206,13 +201,11 @@ def verify(
     updates: NodeUpdates,
     nodes: NodeBatch,
     shape: DeltaShape,
-    writes_memory: bool = False,
 ) -> Tensor:
-    """writes_memory: of one node a request, whose memory then stands."""
     mask = nodes.mask_BNN
     block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
     out = updates.deltas.new_empty(len(given.mixed_TC), shape.num_heads, shape.value_dim)
-    grid = len(nodes.rows_B), shape.num_heads, triton.cdiv(shape.value_dim, block_e)
+    grid = shape.num_heads * triton.cdiv(shape.value_dim, block_e), len(nodes.rows_B)
     tokens = node_tokens(given, weights, state, updates, nodes, shape)
     _verify_kernel[grid](
         tokens.q,
@@ -232,26 +225,11 @@ def verify(
         K=shape.key_dim,
         E=shape.value_dim,
         HAS_TREE=mask is not None,
-        WRITES_MEMORY=writes_memory,
         BLOCK_N=max(2, triton.next_power_of_2(nodes.width)),
         BLOCK_K=triton.next_power_of_2(shape.key_dim),
         BLOCK_E=block_e,
         num_warps=4,
     )
-    return out
-
-
-def decode(
-    given: DeltaInputs,
-    weights: DeltaWeights,
-    state: DeltaState,
-    updates: NodeUpdates,
-    nodes: NodeBatch,
-    shape: DeltaShape,
-) -> Tensor:
-    out = verify(given, weights, state, updates, nodes, shape, writes_memory=True)
-    paths = StatePaths(nodes.rows_B, nodes.starts, nodes.rows_B, None, 1)
-    _keep_inputs([state], [updates], paths, shape, has_accepted=False)
     return out
 
 
@@ -264,7 +242,7 @@ def keep(
     block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
     blocks = triton.cdiv(shape.value_dim, block_e)
     first, update = states[0], updates[0]
-    _keep_memory_kernel[len(paths.rows_B), shape.num_heads * blocks, len(states)](
+    _keep_memory_kernel[shape.num_heads * blocks, len(paths.rows_B), len(states)](
         first.memory,
         update.keys,
         update.deltas,
@@ -295,7 +273,6 @@ def _keep_inputs(
     updates: Sequence[NodeUpdates],
     paths: StatePaths,
     shape: DeltaShape,
-    has_accepted: bool = True,
 ) -> None:
     held = shape.conv_width - 1
     grid = len(paths.rows_B), triton.cdiv(shape.channels, CHANNELS), len(states)
@@ -311,7 +288,6 @@ def _keep_inputs(
         paths.width,
         C=shape.channels,
         HELD=held,
-        HAS_ACCEPTED=has_accepted,
         HAS_PATHS=paths.nodes_BW is not None,
         BLOCK_H=triton.next_power_of_2(held),
         BLOCK_C=CHANNELS,

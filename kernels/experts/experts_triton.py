@@ -265,8 +265,7 @@ def _many_gate_up_kernel(
     weight_ptr,
     bias_ptr,
     order_ptr,
-    ends_ptr,
-    starts_ptr,
+    tiles_ptr,
     weights_ptr,
     out_ptr,
     num_tiles,
@@ -280,7 +279,6 @@ def _many_gate_up_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -289,9 +287,7 @@ def _many_gate_up_kernel(
         gdc_wait()
         gdc_launch_dependents()
     tile = tl.program_id(0) // tl.cdiv(inner, OUTS)
-    expert, slots, is_slot = tile_of(
-        order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
-    )
+    expert, slots, is_slot = tile_of(order_ptr, tiles_ptr, tile, num_tiles, num_experts, ROWS)
     if expert < num_experts:
         n = tl.program_id(0) % tl.cdiv(inner, OUTS) * OUTS + tl.arange(0, OUTS)
         _gate_up_rows(
@@ -324,8 +320,7 @@ def _many_down_kernel(
     weight_ptr,
     bias_ptr,
     order_ptr,
-    ends_ptr,
-    starts_ptr,
+    tiles_ptr,
     weights_ptr,
     out_ptr,
     num_tiles,
@@ -337,18 +332,16 @@ def _many_down_kernel(
     HAS_BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    tile = tl.program_id(0) // tl.cdiv(hidden, OUTS)
+    expert, slots, is_slot = tile_of(order_ptr, tiles_ptr, tile, num_tiles, num_experts, ROWS)
+    # What sorted the slots is complete: all programs of the first product waited for it.
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    tile = tl.program_id(0) // tl.cdiv(hidden, OUTS)
-    expert, slots, is_slot = tile_of(
-        order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
-    )
     if expert < num_experts:
         n = tl.program_id(0) % tl.cdiv(hidden, OUTS) * OUTS + tl.arange(0, OUTS)
         _down_rows(
@@ -513,8 +506,7 @@ def _run_many(call: _Call, parts: Tensor) -> None:
     (rows, hidden), num_slots, inner = call.x.shape, call.chosen.ids_TK.numel(), call.inner
     activated = torch.empty(num_slots, inner, dtype=call.x.dtype, device=call.x.device)
     order = order_triton.order(call.chosen.ids_TK, call.num_experts, tiles.gate_up.rows)
-    sorted_slots = order.slots, order.tile_ends, order.starts, call.chosen.weights_TK
-    block = {"BLOCK_E": triton.next_power_of_2(call.num_experts)}
+    sorted_slots = order.slots, order.tiles, call.chosen.weights_TK
     num_tiles = order.max_tiles
     _many_gate_up_kernel[(num_tiles * triton.cdiv(inner, tiles.gate_up.outs),)](
         call.x,
@@ -526,7 +518,6 @@ def _run_many(call: _Call, parts: Tensor) -> None:
         call.num_experts,
         hidden,
         inner,
-        **block,
         **call.activation,
         **call.options(tiles.gate_up, weights.gate_up_bias),
     )
@@ -542,7 +533,6 @@ def _run_many(call: _Call, parts: Tensor) -> None:
         rows,
         hidden,
         inner,
-        **block,
         **call.options(tiles.down, weights.down_bias),
     )
 

@@ -1,4 +1,5 @@
-"""Slots sorted by expert, in tiles: a stable counting sort in two kernels."""
+"""Slots sorted by expert, in tiles, stably: few by comparing each with all, in one kernel, more by
+counting, in two."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,17 +20,21 @@ from specengine.kernels.dispatch import has_dependent_launch
 _CHUNK = 128  # slots of a program, at most
 _CELLS = 128 * 256  # slots x experts of a program, whose ranks take 4 bytes each of shared memory
 _CHUNKS = 16  # whose counts are read at once
+_MOST_COMPARED = 2048  # slots of which each is compared with all
+_COMPARED = 16  # slots of a program that compares
 
 
 @dataclass(frozen=True)
 class Order:
-    """Slots of expert e are slots[starts[e] : starts[e + 1]], in rising order. Its tiles are those
-    from tile_ends[e - 1], or 0, to tile_ends[e]."""
+    """Slots of one expert stand together, in rising order. Tile i takes places firsts[i] to ends[i]
+    of slots, all of expert experts[i], which is E past the last tile."""
 
     slots: Tensor  # int32 [S]
-    starts: Tensor  # int32 [E + 1]
-    tile_ends: Tensor  # int32 [E]
-    max_tiles: int  # that there can be, whatever was chosen
+    tiles: Tensor  # int32 [3, T]: experts, firsts, ends; T can hold whatever is chosen
+
+    @property
+    def max_tiles(self) -> int:
+        return self.tiles.shape[1]
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -52,15 +58,67 @@ def _count_kernel(
     tl.store(counts_ptr + chunk * num_experts + e, counts, mask=e < num_experts)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_chunks"])
+@triton.jit
+def _store_tiles(
+    total, tiles_ptr, max_tiles, num_experts, TILE: tl.constexpr, BLOCK_E: tl.constexpr
+):
+    """total: slots of each expert."""
+    e = tl.arange(0, BLOCK_E)
+    stops = tl.cumsum(total, axis=0)
+    tiles = (total + TILE - 1) // TILE
+    behind = tl.cumsum(tiles, axis=0)
+    for number in range(tl.max(tiles, axis=0)):
+        tile, first = behind - tiles + number, stops - total + number * TILE
+        is_tile = number < tiles
+        tl.store(tiles_ptr + tile, e, mask=is_tile)
+        tl.store(tiles_ptr + max_tiles + tile, first, mask=is_tile)
+        tl.store(tiles_ptr + 2 * max_tiles + tile, tl.minimum(first + TILE, stops), mask=is_tile)
+    for start in range(tl.sum(tiles, axis=0), max_tiles, BLOCK_E):
+        tl.store(tiles_ptr + start + e, num_experts, mask=start + e < max_tiles)
+
+
+@triton.jit(do_not_specialize=["num_slots", "max_tiles"])
+def _compare_kernel(
+    ids_ptr,
+    slots_ptr,
+    tiles_ptr,
+    num_slots,
+    max_tiles,
+    num_experts,
+    TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    OWN: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The last program makes the tiles; each other places some slots."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    s = tl.arange(0, BLOCK_S)
+    ids = tl.load(ids_ptr + s, mask=s < num_slots, other=2147483647)
+    if program == tl.num_programs(0) - 1:
+        total = tl.histogram(ids, BLOCK_E, mask=s < num_slots)
+        _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
+    else:
+        slots = program * OWN + tl.arange(0, OWN)
+        own = tl.load(ids_ptr + slots, mask=slots < num_slots, other=0)
+        is_same = (ids[None, :] == own[:, None]) & (s[None, :] < slots[:, None])
+        is_before = (ids[None, :] < own[:, None]) | is_same
+        place = tl.sum(is_before.to(tl.int32), axis=1)
+        tl.store(slots_ptr + place, slots, mask=slots < num_slots)
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_chunks", "max_tiles"])
 def _place_kernel(
     ids_ptr,
     counts_ptr,
     slots_ptr,
-    starts_ptr,
-    tile_ends_ptr,
+    tiles_ptr,
     num_slots,
     num_chunks,
+    max_tiles,
     num_experts,
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -86,10 +144,7 @@ def _place_kernel(
         before += tl.sum(tl.where((c < chunk)[:, None], counts, 0), axis=0)
     ends = tl.cumsum(total, axis=0)
     if chunk == 0:
-        tiles = (total + TILE - 1) // TILE
-        tl.store(tile_ends_ptr + e, tl.cumsum(tiles, axis=0), mask=is_e)
-        tl.store(starts_ptr + 1 + e, ends, mask=is_e)
-        tl.store(starts_ptr + e, 0, mask=e == 0)
+        _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1)
     is_own = ids[:, None] == e[None, :]
@@ -101,34 +156,55 @@ def _place_kernel(
 def order(ids: Tensor, num_experts: int, tile: int) -> Order:
     """ids: int32 [T, K], each below num_experts. tile: rows of one."""
     device, num_slots = ids.device, ids.numel()
-    block_experts = triton.next_power_of_2(num_experts)
-    chunk = min(_CHUNK, _CELLS // block_experts)
-    num_chunks = triton.cdiv(num_slots, chunk)
-    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=device)
-    slots = torch.empty(num_slots, dtype=torch.int32, device=device)
-    starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
-    tile_ends = torch.empty(num_experts, dtype=torch.int32, device=device)
+    max_tiles = num_slots // tile + min(num_experts, num_slots)
+    found = Order(
+        torch.empty(num_slots, dtype=torch.int32, device=device),
+        torch.empty(3, max_tiles, dtype=torch.int32, device=device),
+    )
     dependent = has_dependent_launch(ids)
     options = {
         "DEPENDENT": dependent,
-        "CHUNK": chunk,
-        "BLOCK_E": block_experts,
-        "num_warps": 8,
+        "BLOCK_E": triton.next_power_of_2(num_experts),
         **({"launch_pdl": True} if dependent else {}),
     }
+    if num_slots > _MOST_COMPARED:
+        _by_counting(ids, found, num_experts, tile, options)
+        return found
+    _compare_kernel[(triton.cdiv(num_slots, _COMPARED) + 1,)](
+        ids,
+        found.slots,
+        found.tiles,
+        num_slots,
+        max_tiles,
+        num_experts,
+        TILE=tile,
+        OWN=_COMPARED,
+        BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
+        num_warps=4,
+        **options,
+    )
+    return found
+
+
+def _by_counting(
+    ids: Tensor, found: Order, num_experts: int, tile: int, options: dict[str, Any]
+) -> None:
+    num_slots = len(found.slots)
+    chunk = min(_CHUNK, _CELLS // options["BLOCK_E"])
+    num_chunks = triton.cdiv(num_slots, chunk)
+    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=ids.device)
+    options = {**options, "CHUNK": chunk, "num_warps": 8}
     _count_kernel[(num_chunks,)](ids, counts, num_slots, num_experts, **options)
     _place_kernel[(num_chunks,)](
         ids,
         counts,
-        slots,
-        starts,
-        tile_ends,
+        found.slots,
+        found.tiles,
         num_slots,
         num_chunks,
+        found.max_tiles,
         num_experts,
         TILE=tile,
         CHUNKS=_CHUNKS,
         **options,
     )
-    max_tiles = num_slots // tile + min(num_experts, num_slots)
-    return Order(slots, starts, tile_ends, max_tiles)

@@ -288,7 +288,7 @@ def _few_kernel(
                 )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["num_tiles", "rows"])
 def _many_kernel(
     x_ptr,
     first_ptr,
@@ -297,10 +297,10 @@ def _many_kernel(
     fourth_ptr,
     bias_ptr,
     order_ptr,
-    ends_ptr,
-    starts_ptr,
+    tiles_ptr,
     weights_ptr,
     out_ptr,
+    num_tiles,
     num_experts,
     rows,
     hidden,
@@ -315,20 +315,21 @@ def _many_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    if DEPENDENT:
+    if DEPENDENT and not IS_DOWN:
         gdc_wait()
         gdc_launch_dependents()
     blocks = tl.cdiv(hidden, OUTS) if IS_DOWN else tl.cdiv(inner, OUTS)
     tile = tl.program_id(0) // blocks
     n = tl.program_id(0) % blocks * OUTS
-    expert, slots, is_slot = tile_of(
-        order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
-    )
+    expert, slots, is_slot = tile_of(order_ptr, tiles_ptr, tile, num_tiles, num_experts, ROWS)
+    # What sorted the slots is complete: all programs of the first product waited for it.
+    if DEPENDENT and IS_DOWN:
+        gdc_wait()
+        gdc_launch_dependents()
     if expert < num_experts:
         if IS_DOWN:
             _down_tile(
@@ -520,15 +521,14 @@ def _run_many(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, part
         _many_kernel[(order.max_tiles * triton.cdiv(width, product.tile.outs),)](
             *tensors,
             order.slots,
-            order.tile_ends,
-            order.starts,
+            order.tiles,
             chosen.weights_TK,
             out,
+            order.max_tiles,
             num_experts,
             rows,
             hidden,
             inner,
             IS_DOWN=product is down,
-            BLOCK_E=triton.next_power_of_2(num_experts),
             **constants,
         )

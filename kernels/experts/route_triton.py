@@ -9,6 +9,8 @@ rows fill the card and a row's logits are summed in one order whatever stands be
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -18,12 +20,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts.types import Chosen, Router, Routing
 
-_ROWS = 16
-_EXPERTS = 16
 _INPUTS = 128
 _STEP = 512  # bytes of a step; the first weights are read before the kernel ahead has ended
 _PART = 256  # inputs, at least
 _MOST_PARTS = 8
+# Of a thread that chooses. Told so, the compiler has the loads of all parts of 512 experts on their
+# way before the first addition; else it spares registers, and a row waits for memory four times.
+_REGISTERS = 168
+
+
+@dataclass(frozen=True)
+class LogitsTile:
+    """Rows and experts of a program of logits, and its warps. All have the same bits: 16 rows are
+    those of the product of two warps, which four take only below 64 rows."""
+
+    rows: int = 16
+    experts: int = 16
+    warps: int = 2
+
+
+_LOGITS = LogitsTile()
 _GONE = tl.constexpr(-(2**31))  # an order behind those of all numbers
 
 
@@ -170,8 +186,9 @@ def _choose_kernel(
     tl.store(weights_ptr + out, weights, mask=slots < CHOSEN)
 
 
-def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
-    x = x.contiguous()
+def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None = None) -> Chosen:
+    """route.route; tile: in place of the one in force."""
+    x, tile = x.contiguous(), tile or _LOGITS
     (rows, hidden), num_experts = x.shape, len(router.weight)
     ids = torch.empty(rows, routing.num_chosen, dtype=torch.int32, device=x.device)
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
@@ -183,7 +200,7 @@ def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
     logits = torch.empty(parts, rows, num_experts, dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x)
     launch = {"launch_pdl": True} if dependent else {}
-    grid = (triton.cdiv(rows, _ROWS), triton.cdiv(num_experts, _EXPERTS), parts)
+    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(num_experts, tile.experts), parts)
     _logits_kernel[grid](
         x,
         router.weight,
@@ -193,10 +210,10 @@ def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
         num_experts,
         part_size,
         DEPENDENT=dependent,
-        BLOCK_T=_ROWS,
-        BLOCK_E=_EXPERTS,
+        BLOCK_T=tile.rows,
+        BLOCK_E=tile.experts,
         BLOCK_K=_STEP // x.element_size(),
-        num_warps=2,
+        num_warps=tile.warps,
         **launch,
     )
     group_size = num_experts // routing.num_groups
@@ -224,6 +241,7 @@ def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
         BLOCK_M=triton.next_power_of_2(group_size),
         BLOCK_C=triton.next_power_of_2(routing.num_chosen),
         num_warps=1,
+        maxnreg=_REGISTERS,
         **launch,
     )
     return Chosen(ids, weights)

@@ -30,18 +30,13 @@ def slots_of(is_hit, rank, offsets, start, ROWS: tl.constexpr):
 
 
 @triton.jit
-def tile_of(
-    order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E: tl.constexpr, ROWS: tl.constexpr
-):
+def tile_of(order_ptr, tiles_ptr, tile, num_tiles, num_experts, ROWS: tl.constexpr):
     """Expert of a tile of sorted slots, its slots and which of them exist; expert is num_experts
-    past the last tile."""
-    e = tl.arange(0, BLOCK_E)
-    ends = tl.load(ends_ptr + e, mask=e < num_experts, other=2147483647)
-    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
-    first = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
-    known = tl.minimum(expert, num_experts - 1)
-    start = tl.load(starts_ptr + known)
-    end = tl.where(expert < num_experts, tl.load(starts_ptr + known + 1), start)
-    places = start + (tile - first) * ROWS + tl.arange(0, ROWS)
+    past the last tile, of which nothing else is written."""
+    expert = tl.load(tiles_ptr + tile)
+    is_known = expert < num_experts
+    first = tl.where(is_known, tl.load(tiles_ptr + num_tiles + tile), 0)
+    end = tl.where(is_known, tl.load(tiles_ptr + 2 * num_tiles + tile), 0)
+    places = first + tl.arange(0, ROWS)
     is_slot = places < end
     return expert, tl.load(order_ptr + places, mask=is_slot, other=0), is_slot

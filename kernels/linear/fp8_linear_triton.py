@@ -92,6 +92,29 @@ def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
+@triton.jit
+def _prefetch_rows(
+    codes_ptr, outs, num_outs, columns, begin, end, PIECES: tl.constexpr, OUTS: tl.constexpr
+):
+    """Bytes begin to end of some rows of the weight, into the L2 cache. A thread asks for a piece
+    of one row; addresses and sizes are whole 16 bytes."""
+    piece = tl.arange(0, PIECES)
+    step = tl.cdiv(end - begin, PIECES * 16) * 16
+    start = tl.minimum(begin + piece * step, columns - 16)
+    size = tl.maximum(tl.minimum(start + step, end) - start, 16)
+    row = tl.minimum(outs, num_outs - 1).to(tl.int64)
+    place = codes_ptr.to(tl.int64) + (row * columns)[:, None] + start[None, :]
+    sizes = tl.broadcast_to(size[None, :], [OUTS, PIECES])
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [place, sizes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # one form for all numbers of rows
 def _fp8_kernel(
     x_ptr,
@@ -114,6 +137,7 @@ def _fp8_kernel(
     INPUT_BY_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    PIECES: tl.constexpr,  # of a row of the weight, each of which a thread prefetches; 0: none does
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -138,6 +162,11 @@ def _fp8_kernel(
     if SCALES_STEPS:
         w_scale = tl.load(w_scales, mask=is_out, other=0.0)
     if DEPENDENT:
+        if PIECES:
+            end = tl.minimum(last * BLOCK_K, columns)
+            _prefetch_rows(
+                codes_ptr, outs, num_outs, columns, first * BLOCK_K, end, PIECES, BLOCK_N
+            )
         # In this order: what starts behind this kernel may read what was written before it.
         gdc_wait()
         gdc_launch_dependents()
@@ -195,6 +224,22 @@ def tile_for(outs: int, wide: torch.dtype | None, is_rounded: bool, rows: int) -
     return Tile(32 if is_rounded else 64, columns, 4 if outs <= 4224 else 2, 4, 3)
 
 
+def tile_of_blocks(outs: int, columns: int) -> Tile:
+    """Of codes multiplied as they are, whose blocks have scales: few splits that leave 128
+    multiprocessors a program each, or nearly, of no fewer than 512 columns.
+
+    As swept at the layers of Qwen3-Next, 1, 8 and 64 rows, behind a norm on an H200
+    (benchmarks/kernels/hybrid_products.py). What is prefetched arrives before the norm has ended
+    where the weight is small; of 19 MB prefetching made all three slower."""
+    splits = 1
+    while splits < _MOST_SPLITS and splits * triton.cdiv(outs, _OUTS) < _PROGRAMS:
+        splits *= 2
+    while splits > 1 and splits * _LEAST_COLUMNS > columns:
+        splits //= 2
+    prefetches = columns % 16 == 0 and outs * columns <= _MOST_PREFETCHED
+    return Tile(_OUTS, _STEP, splits, 4, 5 if splits == 1 and not prefetches else 3, prefetches)
+
+
 def multiplies_codes(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether codes of both sides are multiplied as they are: by processors that have an FP8
     product, where a step has one scale. Of float32 inputs they are widened, which is exact."""
@@ -215,8 +260,10 @@ def fp8_linear(
         # Codes are float16 numbers, and float16 is what the processor widens them to.
         wide = torch.float32 if x.dtype == torch.float32 else torch.float16
         wide = None if multiplies_codes(x, weight) else wide
-    tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
     by_block = weight.columns if weight.columns < columns else 0
+    if tile is None and by_block and wide is None:
+        tile = tile_of_blocks(num_outs, columns)
+    tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
     block_k = min(tile.columns, by_block) if by_block else tile.columns
     block_t = rows_block(num_rows)
     grid = triton.cdiv(num_outs, tile.outs), triton.cdiv(num_rows, block_t), tile.splits
@@ -242,6 +289,7 @@ def fp8_linear(
         INPUT_BY_BLOCK=scale is not None and scale.shape[1] > 1,
         HAS_BIAS=bias is not None,
         DEPENDENT=dependent,
+        PIECES=_pieces(tile) if tile.prefetches and weight.codes.data_ptr() % 16 == 0 else 0,
         BLOCK_N=tile.outs,
         BLOCK_T=block_t,
         BLOCK_K=block_k,
@@ -253,5 +301,13 @@ def fp8_linear(
     return out
 
 
+def _pieces(tile: Tile) -> int:
+    """So that each thread of a program has one."""
+    return max(1, 32 * tile.warps // tile.outs)
+
+
 _LEAST_STEP = 32  # columns of the processor's FP8 product
+_OUTS, _STEP = 64, 128  # of a program of a weight in blocks: outputs, and columns at a time
+_PROGRAMS, _MOST_SPLITS, _LEAST_COLUMNS = 128, 4, 512
+_MOST_PREFETCHED = 9 << 20  # bytes of a weight
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -19,12 +19,7 @@ from specengine.kernels.experts import experts_ref, route_ref
 from specengine.kernels.experts.add_shared import add_shared
 from specengine.kernels.experts.packed import OneExpert, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.route import route
-from specengine.kernels.experts.types import (
-    Activation,
-    Chosen,
-    ExpertWeights,
-    Routing,
-)
+from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Routing
 from specengine.kernels.experts.types import Router as RouterWeights
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
@@ -33,6 +28,7 @@ from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weigh
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
+from specengine.layers.side_stream import both
 from specengine.layers.split_ops import SHARED_EXPERTS, Numbered, run_module
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
@@ -264,10 +260,10 @@ class SparseMLP(Numbered):
             return self._over_engines(x, self.sharers)
         if self.ranks.size > 1:
             return self._over_ranks(x)
-        out: Tensor = self.experts(x, self.gate.choose(x))
-        if self.shared_expert is None:
-            return out
-        shared, gate = self.shared_expert(x), self.shared_expert_gate
+        shared_expert, gate = self.shared_expert, self.shared_expert_gate
+        if shared_expert is None:
+            return self._chosen(x)
+        out, shared = both(x, self._chosen, shared_expert)
         if out.dim() == 2:
             return out + self._gated(x, shared)
         if gate is not None and gate.is_plain:
@@ -275,8 +271,7 @@ class SparseMLP(Numbered):
         return add_shared(out, self._gated(x, shared))
 
     def run_split(self, rows: Sequence[Tensor], batch: object) -> Tensor:
-        """What SHARED_EXPERTS stands for in a trace. How many rows the other engines have differs
-        from forward to forward, so that no graph holds it."""
+        """What SHARED_EXPERTS stands for: no graph holds how many rows the other engines have."""
         assert self.sharers is not None
         return self._over_engines(rows[0], self.sharers)
 
@@ -288,11 +283,16 @@ class SparseMLP(Numbered):
 
     def _over_ranks(self, x: Tensor) -> Tensor:
         """One sum over ranks, of what the experts and the shared one give on each."""
-        out: Tensor = self.experts(x, self.gate.choose(x))
+        part = self.shared_expert and self.shared_expert.own_part
+        out, shared = both(x, self._chosen, part) if part else (self._chosen(x), None)
         out = out.sum(0) if out.dim() == 3 else out
-        if self.shared_expert is not None:
-            out = out + self._gated(x, self.shared_expert.own_part(x))
+        if shared is not None:
+            out = out + self._gated(x, shared)
         return self.ranks.all_reduce(out.to(x.dtype))
+
+    def _chosen(self, x: Tensor) -> Tensor:
+        """What the experts of each row give: [T, hidden_size], or parts [K, T, hidden_size]."""
+        return self.experts.forward(x, self.gate.choose(x))
 
     def _gated(self, x: Tensor, shared: Tensor) -> Tensor:
         if self.shared_expert_gate is None:

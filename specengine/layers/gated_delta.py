@@ -19,6 +19,7 @@ from specengine.kernels.delta.types import (
     NodeBatch,
     PromptBatch,
 )
+from specengine.kernels.linear import few_row
 from specengine.kernels.linear.gated_norm import gated_norm
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
@@ -114,7 +115,7 @@ class GatedDelta(split_ops.Numbered):
         shape = self.kept
         joined: Tensor = self.in_proj_qkvz(hidden)
         mixed, gate = torch.split(joined, [shape.channels, shape.value_size], -1)
-        write, decay = self.in_proj_ba(hidden).chunk(2, -1)
+        write, decay = self._gates(hidden).chunk(2, -1)
         if is_traced():
             heads = shape.num_heads, shape.value_dim
             out = split_ops.GATED_DELTA(self, (mixed, write, decay), heads, torch.float32)
@@ -124,6 +125,14 @@ class GatedDelta(split_ops.Numbered):
             out = self._run(DeltaInputs(mixed, write, decay), batch)
         normed: Tensor = self.norm(out, gate.view(out.shape), self.out_proj.takes)
         return normed
+
+    def _gates(self, hidden: Tensor) -> Tensor:
+        """[T, hidden_size] -> [T, 2 * num_heads]. So few outputs give cuBLAS too little to do."""
+        product = self.in_proj_ba
+        if product.is_plain and not is_traced():
+            return few_row.linear(hidden, product.plain, product.bias)
+        out: Tensor = product(hidden)
+        return out
 
     def run_split(self, rows: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
         """The rule, of a model that was traced."""

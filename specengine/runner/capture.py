@@ -13,6 +13,7 @@ import torch
 
 from specengine.core.interruption import interruption_point
 from specengine.core.platform import Graph, Platform, Stream
+from specengine.layers.side_stream import side_streams
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def capture(run: Callable[[], T], pool: Any, platform: Platform) -> tuple[Graph,
     `run` is called once before the capture, which compiles kernels and creates library handles.
     pool: from platform.graph_pool().
     """
-    with _one_at_a_time, torch.inference_mode():
+    with _one_at_a_time, torch.inference_mode(), side_streams(_chosen.stream is None):
         _warm_up([run], platform)
         interruption_point()
         return _record(run, pool, platform)
@@ -35,7 +36,7 @@ def capture_parts(
     parts: Sequence[Callable[[], object]], pool: Any, platform: Platform
 ) -> list[Graph]:
     """One graph a part, in order. Tensors that a part leaves for the next must be kept alive."""
-    with _one_at_a_time, torch.inference_mode():
+    with _one_at_a_time, torch.inference_mode(), side_streams(_chosen.stream is None):
         _warm_up(parts, platform)
         interruption_point()
         return [_record(part, pool, platform)[0] for part in parts]

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton, delta_rule_triton
+from specengine.kernels.delta import (
+    delta_chunks_triton,
+    delta_decode_triton,
+    delta_prompt_triton,
+    delta_rule_triton,
+)
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -49,12 +54,14 @@ def main() -> None:
         )
         rows, mask = torch.tensor([1, 2]), torch.zeros(2, 16, 16, dtype=torch.bool)
         states, updates = ([getattr(pool, one)(i) for i in (0, 1)] for one in ("state", "updates"))
+        delta_decode_triton.has_dependent_launch = lambda _: True
         for width, tree in ((1, None), (4, None), (16, mask)):
             parts = [shape.channels, shape.num_heads, shape.num_heads]
             given = DeltaInputs(*torch.zeros(2 * width, sum(parts), dtype=dtype).split(parts, -1))
             nodes = NodeBatch(rows, torch.tensor([0, width, 2 * width]), width, tree)
-            run = delta_rule_triton.decode if width == 1 else delta_rule_triton.verify
-            run(given, weights, states[0], updates[0], nodes, shape)
+            delta_rule_triton.verify(given, weights, states[0], updates[0], nodes, shape)
+            if width == 1:
+                delta_decode_triton.decode(given, weights, states[0], nodes, shape)
         for saves in ((), (Save(1, 2, 0),)):
             prompts = PromptBatch(rows, [3, 5], [0, 4], saves)
             given = DeltaInputs(*torch.zeros(8, sum(parts), dtype=dtype).split(parts, -1))

@@ -53,7 +53,8 @@ def main(num_rows: list[int]) -> None:
         route_triton.route(x, router, Routing(CHOSEN))
         route_triton.route(x, router, grouped)
     for count in MANY:
-        order_triton.order(torch.zeros(70, 10, dtype=torch.int32), count, 16)
+        for rows in (70, 700):
+            order_triton.order(torch.zeros(rows, 10, dtype=torch.int32), count, 16)
         for dtype in (torch.bfloat16, torch.float32):
             router = Router(torch.zeros(count, HIDDEN, dtype=dtype))
             route_triton.route(torch.zeros(2, HIDDEN, dtype=dtype), router, Routing(10))

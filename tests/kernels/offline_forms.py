@@ -30,7 +30,7 @@ from specengine.kernels.attention import (
     rope_triton,
 )
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
-from specengine.kernels.delta import delta_rule_triton
+from specengine.kernels.delta import delta_decode_triton, delta_rule_triton
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -168,9 +168,11 @@ def delta(dtype: torch.dtype) -> Iterator[Run]:
         given = DeltaInputs(*torch.zeros(2 * width, sum(sizes), dtype=dtype).split(sizes, -1))
         mask = torch.zeros(2, width, width, dtype=torch.bool) if tree else None
         nodes = NodeBatch(integers(2), torch.arange(3) * width, width, mask)
-        run = delta_rule_triton.decode if width == 1 else delta_rule_triton.verify
         all_of = given, weights, states[0], updates[0], nodes, shape
-        yield lambda run=run, all_of=all_of: run(*all_of)
+        yield lambda all_of=all_of: delta_rule_triton.verify(*all_of)
+        if width == 1:
+            alone = given, weights, states[0], nodes, shape
+            yield lambda alone=alone: delta_decode_triton.decode(*alone)
     for width in (0, 5, 64):
         paths = integers(2, width) if width else None
         kept = StatePaths(integers(2), integers(2), integers(2), paths, width or 3)
@@ -229,6 +231,7 @@ def main(group: str, dtype_name: str) -> None:
     rope_triton.has_dependent_launch = route_triton.has_dependent_launch = lambda _: True
     for module in (paged_attention_triton, rope_attention_blocks, latent_attention_triton):
         module.multiprocessors = lambda _: 132
+    delta_decode_triton.has_dependent_launch = lambda _: True
     rope_attention_triton.shared_bytes = lambda _: MOST_SHARED
     dtype = getattr(torch, dtype_name)
     for run in GROUPS[group](dtype) if group in GROUPS else attention(int(group), dtype):

@@ -11,7 +11,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from specengine.kernels.linear import fp8_linear_triton, int_linear_triton
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
 from tests.kernels import offline_triton, wgmma_waits
 
 
@@ -38,6 +38,9 @@ def main(rows: int) -> None:
     x = torch.zeros(rows, 256, dtype=torch.bfloat16)
     for weight in (fp8, replace(fp8, input=None)):
         fp8_linear_triton.fp8_linear(x, weight, None)
+    codes = torch.zeros(1024, 2048).to(FP8)  # prefetched, in several parts of the columns
+    blocks = Fp8Weight(codes, torch.ones(8, 16), 128, 128, Fp8Input(group=128))
+    fp8_linear_triton.fp8_linear(x.new_zeros(rows, 2048), blocks, None)
     int_linear_triton.int_linear(x, four, None)
     print(json.dumps(compiled))
 

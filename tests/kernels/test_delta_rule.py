@@ -219,7 +219,8 @@ def test_triton_decodes_as_the_reference(world: World, device: torch.device) -> 
             for one, place, backend in ((ours, device, "triton"), (world, CPU, "torch"))
         ]  # fmt: skip
         assert_near(*outs)
-    ours.assert_near(world)
+    # Updates are scratch of a decode.
+    World(ours.weights, ours.states, []).assert_near(World(world.weights, world.states, []))
 
 
 def test_triton_takes_prompts_in_as_the_reference(world: World, device: torch.device) -> None:
@@ -244,6 +245,8 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     shared = offline_triton.run("tests.kernels.offline_delta", tmp_path)
     assert set(shared) == {
         "_nodes_kernel",
+        "_token_kernel",
+        "_step_kernel",
         "_verify_kernel",
         "_keep_memory_kernel",
         "_keep_inputs_kernel",

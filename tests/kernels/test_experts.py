@@ -141,20 +141,27 @@ def test_all_forms_compile_for_hopper(triton_cache: Path) -> None:
     found = offline_triton.run(
         "tests.kernels.offline_experts", triton_cache, "2", "20", "70", "600"
     )
-    assert len(found) == 9
+    assert len(found) == 10
     assert max(found.values()) <= MOST_SHARED
 
 
+@pytest.mark.parametrize("most_compared", [2048, 0], ids=["compared", "counted"])
 @pytest.mark.parametrize("count", [5, 300, 512])
 def test_slots_are_sorted_by_expert_however_many_there_are(
-    count: int, device: torch.device
+    count: int, most_compared: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many experts a program takes fewer slots, or their ranks would not fit on a card."""
+    monkeypatch.setattr(order_triton, "_MOST_COMPARED", most_compared)
     generator = torch.Generator().manual_seed(count)
     ids = torch.randint(0, count, (70, 2), generator=generator).int()
     found = order_triton.order(ids.to(device), count, tile=16)
     flat = ids.flatten()
     assert found.slots.tolist() == flat.argsort(stable=True).tolist()
-    sizes = torch.bincount(flat, minlength=count)
-    assert found.starts.tolist() == [0, *sizes.cumsum(0).tolist()]
-    assert found.tile_ends.tolist() == ((sizes + 15) // 16).cumsum(0).tolist()
+    sizes, expected, start = torch.bincount(flat, minlength=count).tolist(), [], 0
+    for expert, size in enumerate(sizes):
+        firsts = range(start, start + size, 16)
+        expected += [(expert, first, min(first + 16, start + size)) for first in firsts]
+        start += size
+    experts_of, firsts_of, ends_of = found.tiles.tolist()
+    assert [*zip(experts_of, firsts_of, ends_of, strict=True)][: len(expected)] == expected
+    assert experts_of[len(expected) :] == [count] * (found.max_tiles - len(expected))

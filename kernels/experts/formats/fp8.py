@@ -124,12 +124,19 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
 
 # Within the limits of registers nothing spills, and a multiprocessor has more programs of few rows.
 _NARROW, _WIDER = Tile(16, 32, 256, 4, 3), Tile(16, 64, 256, 4, 3)
+_SORTED = PACKED.many[-1][1]
 _TILES = replace(
     PACKED,
     few=(
         (0.25, Tiles(_WIDER, Tile(16, 128, 256, 4, 4, turns=2))),
         (0.03, Tiles(replace(_NARROW, registers=96), replace(_WIDER, registers=96))),
         (0.0, Tiles(replace(_NARROW, registers=128), replace(_WIDER, registers=128))),
+    ),
+    many=(
+        *PACKED.many[:-1],
+        (4.0, _SORTED),
+        # 512 experts of an H200, 64 and 128 rows (benchmarks/kernels/block_experts.py).
+        (0.0, replace(_SORTED, gate_up=replace(_SORTED.gate_up, outs=32, stages=5))),
     ),
 )
 FORMAT = ExpertFormat(Fp8Weight, _operands, _sums, tiles=_TILES)

@@ -1,0 +1,79 @@
+"""Two parts of a captured forward that do not read each other's results, at the same time on a GPU.
+
+Small products do not fill a GPU, so that those of a shared expert of few rows take hardly any time
+beside the experts that are chosen. In the graph they are two branches.
+
+Why the branches are in order:
+
+- The fork and the join are events, whole edges of the graph. A kernel that starts before the one
+  ahead has ended (programmatic dependent launch) reads only weights, or what was complete when the
+  one ahead started, until it has waited for all kernels that it depends on; the first kernels of
+  the branches and the one behind the join do so as well.
+- Memory of PyTorch's allocator belongs to the stream that it was allocated on. What the first part
+  frees is used again behind it alone, and so is what the second part frees. x and what was
+  allocated before outlive the join, as `both` returns behind it. The second part's result is read
+  by the first stream, and is given up behind the join: its memory is used again by a later second
+  part at the earliest, which the next fork puts behind that reading.
+- Products whose sums are split keep counters for each stream (split_sum_triton), and cuBLAS a
+  workspace. The warm-up before a capture makes both: it takes the same streams.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_MOST_ROWS = 256  # more fill a GPU by themselves
+
+
+class _Permission(threading.local):
+    is_given = False
+
+
+_permission = _Permission()
+
+
+@contextmanager
+def side_streams(are_allowed: bool) -> Iterator[None]:
+    """Within, and on this thread, `both` may use a second stream: of a capture, and of the warm-up
+    before it, on a stream of all SMs. The kernels of a part of the SMs must stay there, and a
+    stream beside theirs would have all."""
+    _permission.is_given, before = are_allowed, _permission.is_given
+    try:
+        yield
+    finally:
+        _permission.is_given = before
+
+
+def both(
+    x: Tensor, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """first(x) and second(x), of x [T, ...]; where `side_streams` allows it, and for few rows, the
+    second on a stream of its own, which ends before the current one goes on."""
+    if not (_permission.is_given and x.is_cuda and 0 < len(x) <= _MOST_ROWS):
+        return first(x), second(x)
+    main = torch.cuda.current_stream(x.device)
+    side = _stream_beside(x.device, main.cuda_stream)
+    side.wait_stream(main)
+    try:
+        with torch.cuda.stream(side):
+            beside = second(x)
+        out = first(x)
+    except BaseException:  # x is freed next
+        with suppress(RuntimeError):  # of a capture that is invalid by now: the first error counts
+            main.wait_stream(side)
+        raise
+    main.wait_stream(side)
+    return out, beside
+
+
+@cache
+def _stream_beside(device: torch.device, stream: int) -> torch.cuda.Stream:
+    """One for each stream: what runs on it must not meet kernels of another one's."""
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return made
