@@ -34,7 +34,7 @@ import report
 
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, expected, four_bits
 from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
-from specengine.kernels.linear.int4_tiles import FewTile, Pace, Tile, WideTile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -43,15 +43,11 @@ from specengine.lab.environment import environment
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 TURNS = 9
 # Outputs in sixteens, stages, and whether x is loaded ahead.
-FEW = [(1, 4), (2, 2), (2, 4), (4, 2), (2, 2, True), (2, 3, True), (2, 4, True), (1, 4, True)]
-# Warps, most rows in eights, stages, whether weights are rounded, and the pace.
+FEW = [(2, 2), (2, 4), (4, 2), (2, 2, True)]
+# Warps, most rows in eights, stages, and whether weights are rounded.
 WIDE = [
     *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3), (8, 16, 3)),
     *((8, 16, 4, True), (12, 16, 3, True), (12, 16, 4, True)),
-    *((*shape, False, Pace(1, True)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
-    *((*shape, False, Pace(1, True, 2)) for shape in ((16, 8, 4), (12, 8, 4), (8, 16, 3))),
-    *((16, 4, 4, False, Pace(2)), (16, 4, 4, False, Pace(2, True))),
-    *((12, 4, 4, False, Pace(2, True)), (8, 8, 3, False, Pace(split=2))),
 ]
 TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
@@ -86,7 +82,7 @@ def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
 def is_timed(tile: Tile, rows: int) -> bool:
     if isinstance(tile, FewTile):
         return rows <= 32
-    least = 64 if tile.most_eights == 16 else 8 if tile.pace == Pace() else 32
+    least = 64 if tile.most_eights == 16 else 8
     return least <= rows <= 16 * tile.most_eights
 
 

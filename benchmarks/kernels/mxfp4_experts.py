@@ -31,8 +31,8 @@ import report
 
 from benchmarks.kernels.experts import SHAPES, copy_speed, rows_of
 from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Layer, Variant, multiplied
-from specengine.kernels.experts import route_triton
-from specengine.kernels.experts.mxfp4_cuda import ManyTile, RowsTile, tile_for
+from specengine.kernels.experts import mxfp4_cuda, route_triton
+from specengine.kernels.experts.mxfp4_cuda import tile_for
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
 from specengine.kernels.experts.types import Routing
 from specengine.kernels.precompile import precompile
@@ -56,26 +56,15 @@ SWEPT_ROWS = {"gpt-oss-20b": (1, 2, 4, 8, 16, 32, 64, 128), "gpt-oss-120b": (1, 
 TRITON = "Triton"
 # Of a block that shares a multiprocessor with one of the next product: at most 113 KiB.
 FEWEST_TILES = [
-    *(ManyTile(1, 11, stages, 1) for stages in (7, 10)),
-    *(ManyTile(2, 6, stages, 1) for stages in (6, 13)),
-    *(ManyTile(1, 6, 7, 1, 2), ManyTile(1, 15, 5, 1), ManyTile(1, 15, 9, 1)),
+    *(mxfp4_cuda.Tile(1, 11, stages, 1) for stages in (7, 10)),
+    *(mxfp4_cuda.Tile(2, 6, stages, 1) for stages in (6, 13)),
+    *(mxfp4_cuda.Tile(1, 6, 7, 1, 2), mxfp4_cuda.Tile(1, 15, 5, 1), mxfp4_cuda.Tile(1, 15, 9, 1)),
 ]
 FEW_TILES = [
-    *(ManyTile(2, 15, stages, 1) for stages in (3, 5)),
-    *(ManyTile(1, 15, 8, 1), ManyTile(2, 11, 6, 1), ManyTile(2, 12, 4, 1)),
+    *(mxfp4_cuda.Tile(2, 15, stages, 1) for stages in (3, 5)),
+    *(mxfp4_cuda.Tile(1, 15, 8, 1), mxfp4_cuda.Tile(2, 11, 6, 1), mxfp4_cuda.Tile(2, 12, 4, 1)),
 ]
-WIDEST = ManyTile(2, 15, 3, 4)
-
-
-def few_row_tile(rows: int, chosen: int, experts: int) -> list[RowsTile]:
-    """What mxfp4_rows.cu takes, where it does."""
-    if rows > 32:
-        return []
-    return [
-        RowsTile(1, 8, 6, 8)
-        if rows * chosen > 2 * experts
-        else RowsTile(2, 8, 4, 2 if rows < 4 else 4)
-    ]
+WIDEST = mxfp4_cuda.Tile(2, 15, 3, 4)
 
 
 def rows_variants(name: str) -> Callable[[int, int], list[Variant]]:
@@ -84,9 +73,9 @@ def rows_variants(name: str) -> Callable[[int, int], list[Variant]]:
 
     def made(rows: int, chosen: int) -> list[Variant]:
         now = tile_for(rows, chosen, count)
-        tiles = [*([now] if now else []), *few_row_tile(rows, chosen, count), WIDEST]
+        tiles = [*([now] if now else []), WIDEST]
         tiles += FEWEST_TILES if rows < 8 else []
-        tiles += FEW_TILES if 1 < rows <= 32 else [ManyTile(2, 15, 5, 4)]
+        tiles += FEW_TILES if 1 < rows <= 32 else [mxfp4_cuda.Tile(2, 15, 5, 4)]
         usual = FORMAT.tiles.tiles_of(rows, count, chosen)
         return [Variant(TRITON, usual), *(Variant(str(one), one) for one in dict.fromkeys(tiles))]
 
@@ -150,19 +139,17 @@ def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         of = {one["variant"]: one for one in found if (one["shape"], one["rows"]) == (name, rows)}
         shape = SHAPES[name]
         chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
-        few = min((str(one) for one in few_row_tile(rows, shape.chosen, shape.count)), default="")
-        many = [(one["us"], other) for other, one in of.items() if other.count("/") == 4]
-        us, best = min(many, default=(None, ""))
+        cuda = [(one["us"], other) for other, one in of.items() if other != TRITON]
+        us, best = min(cuda, default=(None, ""))
         table.append(
             {
                 "shape": name,
                 "rows": rows,
                 "Triton us": of[TRITON]["us"],
-                "few-row kernel us": of[few]["us"] if few in of else None,
                 "chosen us": of[chosen]["us"],
                 "chosen TB/s": of[chosen]["TB/s"],
                 "chosen": chosen,
-                "best of shared tiles us": us,
+                "best CUDA C++ us": us,
                 "best": best,
             }
         )

@@ -15,7 +15,6 @@ from benchmarks.kernels.packed_experts import mxfp4
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts import experts_triton, mxfp4_cuda, route_triton
 from specengine.kernels.experts.experts import experts
-from specengine.kernels.experts.mxfp4_cuda import ManyTile, RowsTile
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import Tiles, are_few
 from specengine.kernels.experts.types import Chosen, Router, Routing
@@ -24,7 +23,7 @@ from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 CUDA = "cuda"
 FORMAT = load_place(EXPERT_FORMATS["mxfp4"])
 LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2}  # whose weights take turns
-AnyTiles = Tiles | RowsTile | ManyTile
+AnyTiles = Tiles | mxfp4_cuda.Tile
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Bench:
         out = multiplied(x, chosen, weights, tiles)
         error = (summed(out)[few].double() - expected).norm() / expected.norm()
         same = None
-        if isinstance(tiles, ManyTile) or are_few(*chosen.ids_TK.shape):
+        if isinstance(tiles, mxfp4_cuda.Tile) or are_few(*chosen.ids_TK.shape):
             alone = multiplied(x[:1], some(chosen, slice(0, 1)), weights, tiles)
             same = torch.equal(alone[:, 0], out[:, 0])
         return float(error), same

@@ -5,9 +5,7 @@
 // Compile-time: those of int4.cuh (NT 1, GROUP a multiple of 128, ZERO 0 or 1), MT (tiles of 8 rows a
 // block: 1, 2, 4, 8 or 16), WARPS (that multiply, a multiple of 4), SLOTS (stages in shared memory, 8 at
 // most), WAYS (warps that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there),
-// ROUNDED, BIAS, STEP (chunks of 32 columns that are widened and multiplied together, 1 or 2), AHEAD (0 or 1:
-// whether codes are loaded while those in front of them are multiplied, not behind), SPLIT (1, or 2: rows are
-// multiplied by halves, so that the sums of one are scaled while products of the other run).
+// ROUNDED, BIAS.
 //
 // A block computes 16 WARPS outputs of 8 MT rows. Of four more warps, which need few registers and leave
 // theirs to the others, two copy x and codes into shared memory, and one shows to products what has landed: a
@@ -24,12 +22,8 @@
 
 #include "int4.cuh"
 #include "shared_sums.cuh"
-
-#define HALVES (MT > 1 && !ROUNDED ? SPLIT : 1)
-#define EIGHTS (MT / HALVES)  // of rows that are multiplied together
 #include "warpgroup_half.cuh"
 
-#define UNITS (CHUNKS / STEP)  // of columns that are widened and multiplied together, of a stage
 #define ROWS (8 * MT)
 #define OUTS (16 * WARPS)
 #define SHARERS (32 * WARPS)  // threads that multiply
@@ -61,27 +55,6 @@
 
 #include "int4_stages.cuh"
 #include "int4_widen.cuh"
-
-// Adds the sums of a stage to those of its way. by_0: the scale of a place's row, by_1: of the row 8 behind.
-__device__ __forceinline__ void add_scaled(float (&acc)[4 * EIGHTS], const float (&sums)[4 * EIGHTS], float by_0,
-                                           float by_1) {
-#pragma unroll
-  for (int i = 0; i < 4 * EIGHTS; i++) acc[i] += (i % 4 < 2 ? by_0 : by_1) * sums[i];
-}
-
-// At the end of a way but the last, its sums to those of the ways before. fold: one of those that follow.
-#define NO_FOLD 0
-#define FIRST_FOLD 1
-#define LATER_FOLD 2
-__device__ __forceinline__ void fold_into(float* of_ways, float (&acc)[4 * EIGHTS], int fold) {
-  if (MINE == 1 || fold == NO_FOLD) return;
-#pragma unroll
-  for (int i = 0; i < 4 * EIGHTS; i++) {
-    float* to_way = of_ways + i * SHARERS;
-    *to_way = (fold == FIRST_FOLD ? 0.f : *to_way) + acc[i];
-    acc[i] = 0.f;
-  }
-}
 
 // The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
 __device__ __forceinline__ void add_blocks(const float* partial, const u16* bias, u16* out, int rank,
@@ -145,8 +118,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     u32* held_by_warp = (u32*)(shared + SCALES_AT) + warp * 16 * WORDS * count;
     hold_scales(held_by_warp, scale, zero, first_out, num_outs, columns / GROUP, rank, count, stages);
     float* of_ways = (float*)(shared + WAYS_AT) + threadIdx.x;  // sums of the ways before
-    float acc[HALVES][4 * EIGHTS] = {}, sums[HALVES][4 * EIGHTS] = {};
-    u32 a[2][2 * STEP][4], loaded[2][STEP][4];
+    float acc[4 * MT] = {}, sums[4 * MT] = {};
+    u32 a[2][2][4];
     const u64 first_matrix = matrix_at(base);
     int way = rank * MINE, left = (stages - way + WAYS - 1) / WAYS;  // stages of it
     int slot = 0, turns = 0;
@@ -155,13 +128,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     const u32* held = held_by_warp + row;
     Scaling of_0 = scaling_of(held, count * 16), of_1 = scaling_of(held + 8, count * 16);
     wait_at(SHOWN(0), 0);
-    load_unit(loaded[0], at, 0);
-    widen_unit(a[0], loaded[0], of_0, of_1);
-    if (AHEAD) load_unit(loaded[1], at, 1);
-    // Of the stage before, whose second half is scaled late.
-    u32 read_before = 0;
-    float by_0 = 0.f, by_1 = 0.f;
-    int fold = NO_FOLD;
+    u32 loaded[4];
+    load_chunk(loaded, at, 0);
+    widen_chunk(a[0], loaded, of_0, of_1);
 #pragma unroll 1
     for (int turn = 0; turn < count; turn++) {
       const u32 read = READ(slot);
@@ -169,80 +138,72 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
       Scaling next_0 = of_0, next_1 = of_1;
       __syncwarp();  // products are of whole warps
 #pragma unroll
-      for (int u = 0; u < UNITS; u++) {
+      for (int c = 0; c < CHUNKS; c++) {
+        before_products();
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) {
-          if (half == 1 && u == 0) {  // sums of the stage before; none at first
-            wait_for_products_but(1);  // which has ended; else ptxas waits for all (C7517)
-            keep(sums[HALVES - 1]);
-            add_scaled(acc[HALVES - 1], sums[HALVES - 1], by_0, by_1);
-            fold_into(of_ways + 4 * EIGHTS * SHARERS, acc[HALVES - 1], fold);
-          }
-          before_products();
+        for (int h = 0; h < 2; h++) {
+          const u64 b = behind(matrix, c / 2 * X_HALF + c % 2 * 64 + h * 32);
+          if (ROUNDED)
+            add_product(acc, a[c % 2][h], b, 1);
+          else
+            add_product(sums, a[c % 2][h], b, c + h > 0);
+        }
+        end_of_products();
+        if (c + 1 < CHUNKS) {
+          load_chunk(loaded, at + slot * CODE_SLOT, c + 1);
+        } else if (turn + 1 < count) {  // the first chunk of the next stage
+          slot++;
+          if (slot == SLOTS) slot = 0, turns ^= 1;
+          held += 16;
+          next_0 = scaling_of(held, count * 16);
+          next_1 = scaling_of(held + 8, count * 16);
+          wait_at(SHOWN(slot), turns);
+          load_chunk(loaded, at + slot * CODE_SLOT, 0);
+        }
+        wait_for_products_but(1);  // those that read the other operands
 #pragma unroll
-          for (int h = 0; h < 2 * STEP; h++) {
-            const int c = u * STEP + h / 2, to_half = half * EIGHTS * 8 * HALF;
-            const u64 b = behind(matrix, c / 2 * X_HALF + c % 2 * 64 + h % 2 * 32 + to_half);
-            if (ROUNDED)
-              add_product(acc[half], a[u % 2][h], b, 1);
-            else
-              add_product(sums[half], a[u % 2][h], b, u + h > 0);
-          }
-          end_of_products();
-        }
-        if (u + 1 + AHEAD < UNITS) {
-          load_unit(loaded[(u + 1 + AHEAD) % 2], at + slot * CODE_SLOT, u + 1 + AHEAD);
-        } else if (turn + 1 < count) {  // the first units of the next stage
-          if (u + 1 + AHEAD == UNITS) {
-            slot++;
-            if (slot == SLOTS) slot = 0, turns ^= 1;
-            held += 16;
-            next_0 = scaling_of(held, count * 16);
-            next_1 = scaling_of(held + 8, count * 16);
-            wait_at(SHOWN(slot), turns);
-          }
-          load_unit(loaded[(u + 1 + AHEAD) % 2], at + slot * CODE_SLOT, u + 1 + AHEAD - UNITS);
-        }
-        wait_for_products_but(HALVES);  // those that read the other operands
-        keep_unit(a[(u + 1) % 2]);
-        if (ROUNDED && u == 0 && turn > 0 && lane == 0) arrive_at(read_before);
-        widen_unit(a[(u + 1) % 2], loaded[(u + 1) % 2], u + 1 < UNITS ? of_0 : next_0,
-                   u + 1 < UNITS ? of_1 : next_1);
-        keep_unit(a[(u + 1) % 2]);  // not behind the next wait
+        for (int h = 0; h < 2; h++) keep(a[(c + 1) % 2][h]);
+        if (ROUNDED && c == 0 && turn > 0 && lane == 0)
+          arrive_at(READ(slot == 0 ? SLOTS - 1 : slot - 1));
+        widen_chunk(a[(c + 1) % 2], loaded, next_0, next_1);
+#pragma unroll
+        for (int h = 0; h < 2; h++) keep(a[(c + 1) % 2][h]);  // not behind the next wait
       }
       if (!ROUNDED) {
-        wait_for_products_but(0);  // ptxas serialises all products if one half still runs (C7514)
-        keep_unit(a[1]);
+        wait_for_products_but(0);
 #pragma unroll
-        for (int half = 0; half < HALVES; half++) keep(sums[half]);
+        for (int h = 0; h < 2; h++) keep(a[1][h]);
+        keep(sums);
         if (lane == 0) arrive_at(read);
-        add_scaled(acc[0], sums[0], of_0.by, of_1.by);
-        fold = NO_FOLD;
+#pragma unroll
+        for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
         if (MINE > 1 && --left == 0 && turn + 1 < count) {
-          fold = way == rank * MINE ? FIRST_FOLD : LATER_FOLD;
+          const bool is_first = way == rank * MINE;
           way++;
           left = (stages - way + WAYS - 1) / WAYS;
+#pragma unroll
+          for (int i = 0; i < 4 * MT; i++) {
+            float* to_way = of_ways + i * SHARERS;
+            *to_way = (is_first ? 0.f : *to_way) + acc[i];
+            acc[i] = 0.f;
+          }
         }
-        fold_into(of_ways, acc[0], fold);
       }
-      read_before = read, by_0 = of_0.by, by_1 = of_1.by;
       of_0 = next_0, of_1 = next_1;
     }
     if (ROUNDED) {
       wait_for_products_but(0);
-      keep(acc[0]);
+      keep(acc);
     }
-    if (HALVES == 2) add_scaled(acc[HALVES - 1], sums[HALVES - 1], by_0, by_1);
 #pragma unroll
     for (int i = 0; i < 4 * MT; i++)
-      if (MINE > 1 && !ROUNDED) acc[i / (4 * EIGHTS)][i % (4 * EIGHTS)] += of_ways[i * SHARERS];
+      if (MINE > 1 && !ROUNDED) acc[i] += of_ways[i * SHARERS];
     __syncthreads();  // the rings are read no more
 
     float* partial = (float*)shared;  // [ROWS][WIDTH]
 #pragma unroll
     for (int i = 0; i < 4 * MT; i++)
-      partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] =
-          acc[i / (4 * EIGHTS)][i % (4 * EIGHTS)];
+      partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
     meet_sharers();
     add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
     if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums

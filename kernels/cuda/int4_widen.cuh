@@ -84,23 +84,3 @@ __device__ __forceinline__ void widen_chunk(u32 (&a)[2][4], const u32 (&codes)[4
     a[1][i] = pair_of(pair >> 4, i % 2 ? of_eighth : of_row);
   }
 }
-
-// The chunks of a unit of columns.
-__device__ __forceinline__ void load_unit(u32 (&codes)[STEP][4], u32 held, int unit) {
-#pragma unroll
-  for (int s = 0; s < STEP; s++) load_chunk(codes[s], held, unit * STEP + s);
-}
-__device__ __forceinline__ void widen_unit(u32 (&a)[2 * STEP][4], const u32 (&codes)[STEP][4],
-                                           const Scaling& of_row, const Scaling& of_eighth) {
-#pragma unroll
-  for (int s = 0; s < STEP; s++) {
-    u32 of_chunk[2][4];
-    widen_chunk(of_chunk, codes[s], of_row, of_eighth);
-#pragma unroll
-    for (int i = 0; i < 8; i++) a[2 * s + i / 4][i % 4] = of_chunk[i / 4][i % 4];
-  }
-}
-__device__ __forceinline__ void keep_unit(const u32 (&a)[2 * STEP][4]) {
-#pragma unroll
-  for (int h = 0; h < 2 * STEP; h++) keep(a[h]);
-}

@@ -1,5 +1,5 @@
-// What the products of experts in MXFP4 share: weights as kernels/linear/mxfp4_words.py lays them out,
-// and what becomes of a sum.
+// Of mxfp4_experts.cu: how codes as kernels/linear/mxfp4_words.py lays them out are widened, and what
+// becomes of a sum.
 //
 // Compile-time: DOWN (the second product), CHOSEN (experts a row), BIAS, CLAMPED.
 

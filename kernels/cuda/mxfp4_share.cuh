@@ -1,4 +1,4 @@
-// Of mxfp4_many.cu: which tiles of which experts a block multiplies, and the codes of a warp's tiles in
+// Of mxfp4_experts.cu: which tiles of which experts a block multiplies, and the codes of a warp's tiles in
 // that order.
 
 // A block's tiles of all chosen experts', which stand one expert's behind the other's.

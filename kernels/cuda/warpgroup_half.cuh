@@ -2,7 +2,7 @@
 // right one in shared memory (wgmma, PTX ISA). The tests replace this file by one for the CPU
 // (tests/kernels/emulator).
 //
-// Compile-time: TYPE (0 bfloat16, 1 float16), EIGHTS (tiles of 8 columns: 1, 2, 4, 8 or 16).
+// Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 8 columns: 1, 2, 4, 8 or 16).
 //
 // A product reads its registers until it has been waited for, and ptxas before CUDA 13.3 gives those of
 // its left operand to what comes before the wait (triton-lang/triton, issue 9433): keep() them behind it.
@@ -18,28 +18,28 @@
 #define FOUR(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
 
-#if EIGHTS == 1
+#if MT == 1
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n8k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3" \
   "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;"
 #define FLAG "%9"
 #define SUMS_OF(c) FOUR(c, 0)
-#elif EIGHTS == 2
+#elif MT == 2
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n16k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7" \
   "}, {%8,%9,%10,%11}, %12, p, 1, 1, 0;"
 #define FLAG "%13"
 #define SUMS_OF(c) FOUR(c, 0), FOUR(c, 4)
-#elif EIGHTS == 4
+#elif MT == 4
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n32k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" \
   "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;"
 #define FLAG "%21"
 #define SUMS_OF(c) SIXTEEN(c, 0)
-#elif EIGHTS == 8
+#elif MT == 8
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n64k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
@@ -47,7 +47,7 @@
   "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;"
 #define FLAG "%37"
 #define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16)
-#elif EIGHTS == 16
+#elif MT == 16
 #define PRODUCT \
   "wgmma.mma_async.sync.aligned.m64n128k16.f32." VALUES "." VALUES " {" \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
@@ -64,9 +64,9 @@ __device__ __forceinline__ u64 behind(u64 matrix, int bytes) {
   return matrix >> 32 << 32 | ((u32)matrix + bytes / 16);
 }
 
-// c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 EIGHTS, 16]. Of a and c a warp has 16 rows, in
-// fragments as those of multiply(); c of EIGHTS of them.
-__device__ __forceinline__ void add_product(float (&c)[4 * EIGHTS], const u32 (&a)[4], u64 b, int adds) {
+// c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 MT, 16]. Of a and c a warp has 16 rows, in
+// fragments as those of multiply(); c of MT of them.
+__device__ __forceinline__ void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " FLAG ", 0;\n" PRODUCT "\n}"
                : SUMS_OF(c)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
@@ -99,9 +99,9 @@ __device__ __forceinline__ void wait_for_all_products() {
 __device__ __forceinline__ void keep(const u32 (&a)[4]) {
   asm volatile("" :: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
 }
-__device__ __forceinline__ void keep(float (&c)[4 * EIGHTS]) {
+__device__ __forceinline__ void keep(float (&c)[4 * MT]) {
 #pragma unroll
-  for (int i = 0; i < 4 * EIGHTS; i++) asm volatile("" : "+f"(c[i]) :: "memory");
+  for (int i = 0; i < 4 * MT; i++) asm volatile("" : "+f"(c[i]) :: "memory");
 }
 
 // Of four warps: how many registers each of their threads has from here on. Some give what others take. Each

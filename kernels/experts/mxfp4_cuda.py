@@ -1,18 +1,17 @@
 """The products of experts in MXFP4 in CUDA C++: weights stream through shared memory, those of the
-second product before the first one has ended. One kernel for few rows, one for up to 16 an
-expert on average."""
+second product before the first one has ended. One kernel for all rows, up to 16 an expert on
+average: a row has the same bits at every number of rows that it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from specengine.kernels.cuda import program
-from specengine.kernels.cuda.program import Argument, compiled
+from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import (
     MOST_SHARED,
     has_dependent_launch,
@@ -23,17 +22,12 @@ from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import ACTIVATIONS, Chosen
 from specengine.kernels.linear.mxfp4_words import CHUNK, Mxfp4Words
 
-MOST_HELD = 8  # rows of an expert that a block of few rows multiplies at once
-
-_SOURCES = Path(__file__).parents[1] / "cuda"
-_X_CHUNK, _X_PAD = 64, 16  # words
+_NAME = "mxfp4_experts"
+_SOURCE = Path(__file__).parents[1] / "cuda" / f"{_NAME}.cu"
 _PART_BYTES = 1024 + 64  # of 16 rows of a chunk
 _X_STAGES, _X_PITCH = 3, 2 * 2 * CHUNK + 16  # steps of the rows, and bytes of a row of one
 _BARRIER_BYTES = 128
-MANY_FROM = (
-    33  # rows of tiles for more; fewer are in tiles for few. A row's bits differ between both
-)
-_MEAN_ROWS = (4, 16)  # of an expert, at most: of few rows, and of more
+_MEAN_ROWS = 16  # of an expert, at most
 
 
 @dataclass(frozen=True)
@@ -57,70 +51,11 @@ class Product:
 
 
 @dataclass(frozen=True)
-class RowsTile:
-    """Shape of a block for few rows: rows of the weight of a tile (in sixteens), warps that share
-    the columns, chunks of a warp on their way, and tiles. Warps are the order of a sum."""
-
-    name: ClassVar = "mxfp4_rows"
-    sixteens: int
-    warps: int
-    stages: int
-    tiles: int
-
-    def __str__(self) -> str:
-        return f"{self.sixteens}/{self.warps}/{self.stages}/{self.tiles}"
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    def fits(self, product: Product) -> bool:
-        """Whether shared memory holds rows one by one."""
-        return self._bytes(1, product) <= MOST_SHARED
-
-    def defines(self, product: Product) -> tuple[tuple[str, int], ...]:
-        return (
-            ("NT", self.sixteens),
-            ("WARPS", self.warps),
-            ("STAGES", self.stages),
-            ("TILES", self.tiles),
-            ("EVERY", int(product.num_slots > product.num_experts)),
-        )
-
-    def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
-        outs = product.outs(self.sixteens) * self.tiles
-        return -(-product.width // outs), min(product.num_slots, product.num_experts), 1
-
-    def shared_bytes(self, product: Product) -> int:
-        return self._bytes(self.held_rows(product), product)
-
-    def arguments(self, product: Product) -> tuple[Argument, ...]:
-        return (self.held_rows(product),)
-
-    def _bytes(self, held: int, product: Product) -> int:
-        """A ring of the weight, rows of x, sums of two tiles, and an expert's slots."""
-        ring = self.warps * self.stages * self.sixteens * _PART_BYTES
-        inputs = held * (-(-product.columns // CHUNK) * _X_CHUNK + _X_PAD)
-        sums = 2 * self.warps * MOST_HELD * (16 * self.sixteens + 4)
-        return ring + 4 * (inputs + sums + product.num_rows)
-
-    def held_rows(self, product: Product) -> int:
-        """Rows of an expert that a block multiplies at once: twice their mean, so that few have
-        more, where shared memory holds them."""
-        most = 4 if product.num_slots <= 2 * product.num_experts else MOST_HELD
-        held = min(product.num_rows, most)
-        while held > 1 and self._bytes(held, product) > MOST_SHARED:
-            held = -(-held // 2)
-        return held
-
-
-@dataclass(frozen=True)
-class ManyTile:
-    """Shape of a block for more rows: rows of the weight of a warp's tile (in sixteens, pairs of
-    gate and up of the first product), warps, chunks of a warp on their way, eights of an expert's
+class Tile:
+    """Shape of a block: rows of the weight of a warp's tile (in sixteens, of the first product
+    halves or pairs of gate and up), warps, chunks of a warp on their way, eights of an expert's
     rows multiplied at once, and blocks of a multiprocessor. None of these is the order of a sum."""
 
-    name: ClassVar = "mxfp4_many"
     sixteens: int
     warps: int
     stages: int
@@ -163,46 +98,36 @@ class ManyTile:
         rings = self.warps * self.stages * self.sixteens * _PART_BYTES
         return _BARRIER_BYTES + rows + rings + 8 * (product.num_experts + product.num_slots)
 
-    def arguments(self, product: Product) -> tuple[Argument, ...]:
-        return (product.num_experts,)
-
     @property
     def _x_stages(self) -> int:
         return 6 if self.eights == 1 else 3
 
 
 # Least rows -> tile, the most first. Bits are the same in all of them.
-MANY_TILES = (
-    (5, ManyTile(2, 15, 3, 4)),
-    (2, ManyTile(2, 15, 3, 1)),
-    (1, ManyTile(1, 11, 7, 1)),
+TILES = (
+    (17, Tile(2, 15, 3, 4)),
+    (3, Tile(2, 15, 3, 1)),
+    (1, Tile(1, 11, 7, 1)),
 )
 
 
-def tile_for(num_rows: int, num_chosen: int, num_experts: int) -> RowsTile | ManyTile | None:
-    """As timed with GPT-OSS-20B on an H200 (`mxfp4-rows` of benchmarks/results). Of fewer rows than
-    MANY_FROM tiles for few rows with eight warps, so that a row has the same bits in all, the
-    fastest or up to 3% behind it; of more than two rows an expert narrower ones, two of which fit
-    in a multiprocessor. None: Triton's kernel is faster."""
-    mean = num_rows * num_chosen / num_experts
-    if mean > _MEAN_ROWS[1]:
+def tile_for(num_rows: int, num_chosen: int, num_experts: int) -> Tile | None:
+    """As timed with GPT-OSS on an H200 (`mxfp4-rows` of benchmarks/results). None: too many rows an
+    expert, Triton computes."""
+    if num_rows * num_chosen > _MEAN_ROWS * num_experts:
         return None
-    if num_rows >= MANY_FROM or mean > _MEAN_ROWS[0]:
-        return next(tile for least, tile in MANY_TILES if num_rows >= least)
-    if mean > 2:
-        return RowsTile(1, 8, 6, 8)
-    return RowsTile(2, 8, 4, 4 if num_rows >= 4 else 2)
+    return next(tile for least, tile in TILES if num_rows >= least)
 
 
 def takes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
-    """Whether a kernel runs here, computes these products, and is the faster one."""
+    """Whether the kernel runs here and computes these products."""
     runs = has_dependent_launch(x) and has_much_shared(x) and program.available()
     return runs and computes(x, chosen, weights)
 
 
 def computes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
-    """bfloat16, weights as they are arranged for the kernels, rows that are multiplied as they are,
-    and shapes that the tile fits."""
+    """bfloat16, weights as they are arranged for the kernel, rows that are multiplied as they are,
+    at most 16 of an expert on average, and shapes that the tile fits."""
     both = weights.gate_up, weights.down
     num_rows, count = chosen.ids_TK.shape
     tile = tile_for(num_rows, count, weights.num_experts)
@@ -214,9 +139,7 @@ def computes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
         and all(isinstance(one.first, Mxfp4Words) and one.input is None for one in both)
         and all(one.dtype == torch.bfloat16 and one.is_contiguous() for one in (x, *tensors))
         and x.data_ptr() % 16 == 0
-        and all(
-            one.width % 16 == 0 and tile.fits(one) for one in _products(x.shape[1], chosen, weights)
-        )
+        and all(tile.fits(one) for one in _products(x.shape[1], chosen, weights))
     )
 
 
@@ -232,7 +155,7 @@ def experts(
     x: Tensor,
     chosen: Chosen,
     weights: PackedExpertWeights,
-    tile: RowsTile | ManyTile | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
     """What each chosen expert gives of each row, as experts.experts says: [T, H] that `takes` took
     -> float32 [K, T, H]. tile: in place of that of `tile_for`."""
@@ -248,7 +171,7 @@ def experts(
 
 
 def _launch(
-    tile: RowsTile | ManyTile,
+    tile: Tile,
     product: Product,
     x: Tensor,
     matrix: PackedExperts,
@@ -265,8 +188,7 @@ def _launch(
         ("BIAS", int(bias is not None)),
         ("CLAMPED", int(how.name == "clamped")),
     )
-    source = _SOURCES / f"{tile.name}.cu"
-    kernel = compiled(source, tile.name, defines, MOST_SHARED, x.device.index or 0)
+    kernel = compiled(_SOURCE, _NAME, defines, MOST_SHARED, x.device.index or 0)
     kernel.launch(
         tile.grid(product, x.device),
         tile.threads,
@@ -283,7 +205,7 @@ def _launch(
             product.num_rows,
             product.columns,
             product.width,
-            *tile.arguments(product),
+            product.num_experts,
             how.alpha,
             how.limit,
         ),

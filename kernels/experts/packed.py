@@ -62,7 +62,7 @@ class ExpertFormat:
     packed_triton.py says of which arguments.
 
     arrange: from what it holds to what is kept and multiplied, or None where products of that would
-    be others. tiles: which its products take. few: kernels of its own for few rows.
+    be others. tiles: which its products take. few: a kernel of its own for few rows.
     """
 
     holds: type

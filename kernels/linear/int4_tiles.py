@@ -74,32 +74,11 @@ class FewTile:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How a warp of the kernel for dozens of rows goes through a stage: chunks of 32 columns that
-    it widens and multiplies together (1 or 2), whether it loads codes before those in front of them
-    are multiplied, and in how many parts (1 or 2) rows are multiplied, so that the sums of one are
-    scaled while the other is multiplied. No bit depends on it."""
-
-    step: int = 1
-    ahead: bool = False
-    split: int = 1
-
-    def __str__(self) -> str:
-        words = (self.step > 1, f" {self.step} chunks"), (self.ahead, " ahead")
-        return "".join(word for says, word in (*words, (self.split > 1, " halves")) if says)
-
-    @property
-    def defines(self) -> dict[str, int]:
-        return {"STEP": self.step, "AHEAD": int(self.ahead), "SPLIT": self.split}
-
-
-@dataclass(frozen=True)
 class WideTile:
     """Shape of a block of the kernel for dozens and hundreds of rows, which multiplies by four
     warps together: warps of 16 outputs that multiply, rows (in eights) at most, ways (the warps of
-    the kernel for few rows), blocks that share them (its parts), stages in shared memory, whether
-    weights are rounded to half precision before they are multiplied, and how products follow each
-    other (Pace)."""
+    the kernel for few rows), blocks that share them (its parts), stages in shared memory, and
+    whether weights are rounded to half precision before they are multiplied."""
 
     warps: int
     most_eights: int
@@ -107,18 +86,16 @@ class WideTile:
     blocks: int
     slots: int
     rounded: bool = False
-    pace: Pace = Pace()
     sixteens: ClassVar[int] = 1
     kernel: ClassVar[str] = "int4_wgmma"
 
     def __str__(self) -> str:
         tile = f"{self.outs} outs {8 * self.most_eights} rows {self.ways} ways {self.blocks} blocks"
-        return f"wide {tile} {self.slots} slots{' rounded' * self.rounded}{self.pace}"
+        return f"wide {tile} {self.slots} slots{' rounded' * self.rounded}"
 
     @property
     def defines(self) -> dict[str, int]:
-        shape = {"WAYS": self.ways, "CLUSTER": self.blocks, "ROUNDED": int(self.rounded)}
-        return {**shape, **self.pace.defines}
+        return {"WAYS": self.ways, "CLUSTER": self.blocks, "ROUNDED": int(self.rounded)}
 
     @property
     def outs(self) -> int:
@@ -153,7 +130,6 @@ class WideTile:
 
 
 Tile = FewTile | WideTile
-PACE = Pace()  # that the rule takes; the others are to be timed
 
 
 def ways_of(num_outs: int, columns: int) -> int:
@@ -217,7 +193,7 @@ def _tile_of(weight: IntWeight, num_rows: int, warps: int, most_eights: int) -> 
     ways, parts = ways_of(*weight.shape), parts_of(*weight.shape)
     rounded = num_rows > EXACT_ROWS
     for count, slots in product((2, 1), (4, 3)):
-        tile = WideTile(warps, most_eights, ways, parts, slots, rounded, PACE)
+        tile = WideTile(warps, most_eights, ways, parts, slots, rounded)
         eights = tile.eights_of(num_rows)
         if count <= _blocks_at_once(tile, weight, eights):
             return tile

@@ -12,7 +12,6 @@ from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import int_linear_cuda
 from specengine.kernels.linear.int4_tiles import (
     FewTile,
-    Pace,
     Tile,
     WideTile,
     parts_of,
@@ -122,11 +121,6 @@ def test_columns_in_another_order_equal_the_reference(place: torch.device) -> No
         FewTile(2, 8, 2, ahead=True),
         WideTile(4, 4, 8, 1, 4),
         WideTile(16, 8, 8, 1, 3),
-        WideTile(4, 4, 8, 1, 3, pace=Pace(2, True, 2)),
-        WideTile(8, 8, 8, 1, 3, pace=Pace(1, True, 2)),
-        WideTile(8, 8, 8, 1, 3, pace=Pace(1, True)),
-        WideTile(8, 8, 8, 1, 3, pace=Pace(split=2)),
-        WideTile(8, 8, 8, 1, 3, pace=Pace(2)),
     ],
     ids=str,
 )
@@ -140,8 +134,6 @@ CLUSTERS = [
     (WideTile(4, 8, 8, 2, 4), 70),
     (WideTile(8, 4, 8, 4, 3), 5),
     (WideTile(12, 4, 8, 8, 5), 21),
-    (WideTile(8, 4, 8, 4, 3, pace=Pace(2, True, 2)), 5),
-    (WideTile(4, 8, 8, 2, 4, pace=Pace(1, True, 2)), 40),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 for few rows in CUDA C++, on a GPU or instruction by instruction on a CPU."""
+"""Experts in MXFP4 in CUDA C++, on a GPU or instruction by instruction on a CPU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import experts_ref, mxfp4_cuda
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats.mxfp4 import FORMAT
-from specengine.kernels.experts.mxfp4_cuda import (
-    ManyTile,
-    Product,
-    RowsTile,
-    computes,
-    takes,
-    tile_for,
-)
+from specengine.kernels.experts.mxfp4_cuda import TILES, Product, Tile, computes, takes, tile_for
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
@@ -72,23 +64,19 @@ def first(x: Tensor, chosen: Chosen, rows: int) -> tuple[Tensor, Chosen]:
 
 
 CASES = [
-    (1, "clamped", True, RowsTile(2, 2, 2, 2)),
-    (6, "silu", False, RowsTile(1, 4, 3, 3)),
-    (3, "clamped", True, ManyTile(1, 3, 4, 1)),
-    (9, "silu", False, ManyTile(2, 3, 2, 1)),
-    (21, "clamped", True, RowsTile(2, 1, 2, 5)),
-    (40, "clamped", True, ManyTile(4, 2, 9, 2)),
+    (1, "silu", True, Tile(2, 2, 2, 4)),
+    (3, "clamped", True, Tile(1, 3, 4, 1)),
+    (9, "silu", False, Tile(2, 3, 2, 1)),
+    (40, "clamped", True, Tile(4, 2, 9, 2)),
 ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "name", "has_bias", "tile"), slow_but([CASES[1], CASES[2], *CASES[4:]], CASES)
-)
+@pytest.mark.parametrize(("rows", "name", "has_bias", "tile"), slow_but(CASES[1:], CASES))
 def test_experts_equal_the_reference(
     rows: int,
     name: str,
     has_bias: bool,
-    tile: RowsTile | ManyTile,
+    tile: Tile,
     place: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,22 +89,10 @@ def test_experts_equal_the_reference(
     assert torch.equal(mxfp4_cuda.experts(*first(x, chosen, 1), weights, tile)[:, 0], found[:, 0])
 
 
-def test_row_has_the_same_bits_in_all_tiles(place: torch.device) -> None:
-    """For few rows in all of their tiles."""
-    x, chosen = drawn(place, 9)
-    weights = made(place, "clamped", True)
-    sizes = (1, 4, 9)
-    tiles = [tile_for(rows, CHOSEN, EXPERTS) for rows in sizes]
-    assert len(set(tiles)) == len(sizes)
-    found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
-    assert all(torch.equal(one, found[0]) for one in found)
-
-
 def test_experts_that_no_row_chose_are_passed_over(
     place: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of more rows too, and a row among those of its expert has the bits that it has alone, in
-    whatever tile."""
+    """A row among those of its expert has the bits that it has alone, in whatever tile."""
     x = torch.randn(12, HIDDEN, device=place).bfloat16()
     ids = torch.tensor([[3, 1]], dtype=torch.int32, device=place).repeat(12, 1)
     chosen, weights = (
@@ -124,10 +100,10 @@ def test_experts_that_no_row_chose_are_passed_over(
         made(place, "clamped", True),
     )
     monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 2 * EXPERTS)
-    found = mxfp4_cuda.experts(x, chosen, weights, ManyTile(4, 2, 9, 2))
+    found = mxfp4_cuda.experts(x, chosen, weights, Tile(4, 2, 9, 2))
     close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
     monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3 * EXPERTS)
-    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, ManyTile(2, 3, 2, 1))
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, Tile(2, 3, 2, 1))
     assert torch.equal(alone[:, 0], found[:, 0])
 
 
@@ -136,9 +112,9 @@ def test_choices_of_no_expert_are_passed_over(
 ) -> None:
     monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3)
     (x, chosen), weights = drawn(place, 3), made(place, "clamped", True)
-    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, ManyTile(2, 3, 2, 1))
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, Tile(2, 3, 2, 1))
     chosen.ids_TK[1], chosen.ids_TK[2] = -1, EXPERTS
-    found = mxfp4_cuda.experts(x, chosen, weights, ManyTile(2, 3, 2, 1))
+    found = mxfp4_cuda.experts(x, chosen, weights, Tile(2, 3, 2, 1))
     assert torch.equal(alone[:, 0], found[:, 0])
 
 
@@ -197,78 +173,63 @@ def test_few_rows_take_the_kernel_of_the_format(
 
 @pytest.mark.usefixtures("on_hopper")
 @pytest.mark.parametrize("name", ["HIDDEN", "INNER"])
-def test_more_rows_are_refused_where_half_a_chunk_is_not_full(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_columns_that_do_not_fill_half_a_chunk_are_refused(
+    rows: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 33)
     cpu = torch.device("cpu")
-    assert takes(*drawn(cpu, 40), made(cpu, "silu", False))
+    assert takes(*drawn(cpu, rows), made(cpu, "silu", False))
     monkeypatch.setitem(globals(), name, 288)
-    assert not takes(*drawn(cpu, 40), made(cpu, "silu", False))
-    assert takes(*drawn(cpu, 5), made(cpu, "silu", False))
+    assert not takes(*drawn(cpu, rows), made(cpu, "silu", False))
 
 
-def test_tiles_follow_the_rows_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_follow_the_rows() -> None:
     """Of GPT-OSS-20B and 120B: 4 of 32 and of 128 experts."""
-    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 33)
-    narrow, wide, many = RowsTile(1, 8, 6, 8), RowsTile(2, 8, 4, 4), ManyTile(2, 15, 3, 4)
-    small = [tile_for(rows, 4, 32) for rows in (1, 8, 16, 17, 32, 33, 64, 128, 129)]
-    few = [RowsTile(2, 8, 4, 2), wide, wide, narrow, narrow]
-    assert small == [*few, many, many, many, None]
-    assert [tile_for(rows, 4, 128) for rows in (32, 64)] == [wide, many]
+    one, few, many = Tile(1, 11, 7, 1), Tile(2, 15, 3, 1), Tile(2, 15, 3, 4)
+    small = [tile_for(rows, 4, 32) for rows in (1, 2, 3, 8, 16, 17, 64, 128, 129)]
+    assert small == [one, one, few, few, few, many, many, many, None]
+    assert [tile_for(rows, 4, 128) for rows in (2, 16, 512, 513)] == [one, few, many, None]
 
 
 def product(rows: int, columns: int) -> Product:
     return Product(rows, 4, 32, columns, columns, is_down=False)
 
 
-def test_rows_that_are_held_fit_in_shared_memory() -> None:
-    tile = RowsTile(2, 8, 4, 4)
-    assert [tile.held_rows(product(rows, 2880)) for rows in (1, 8, 16, 32)] == [1, 4, 4, 8]
-    assert not tile.fits(product(1, 1 << 17))
-    deep = product(32, 14336)
-    assert 1 <= tile.held_rows(deep) < 8
-    assert tile.shared_bytes(deep) <= MOST_SHARED
-
-
-def test_blocks_of_more_rows_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 132 multiprocessors; and each has a tile of its own."""
     monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 132)
     cpu, wide = torch.device("cpu"), product(64, 2880)
-    assert ManyTile(2, 12, 4, 4).grid(wide, cpu) == (132, 1, 1)
-    assert ManyTile(2, 7, 4, 3, 2).grid(wide, cpu) == (264, 1, 1)
-    assert ManyTile(2, 12, 4, 4).grid(product(1, 64), cpu) == (4 * 4, 1, 1)
-    assert not ManyTile(2, 12, 16, 4).fits(wide)
-    assert ManyTile(2, 7, 4, 4, 2).fits(wide)
-    assert not ManyTile(2, 7, 5, 4, 2).fits(wide)
+    assert Tile(2, 12, 4, 4).grid(wide, cpu) == (132, 1, 1)
+    assert Tile(2, 7, 4, 3, 2).grid(wide, cpu) == (264, 1, 1)
+    assert Tile(2, 12, 4, 4).grid(product(1, 64), cpu) == (4 * 4, 1, 1)
+    assert not Tile(2, 12, 16, 4).fits(wide)
+    assert Tile(2, 7, 4, 4, 2).fits(wide)
+    assert not Tile(2, 7, 5, 4, 2).fits(wide)
+
+
+@pytest.mark.parametrize("name", ["clamped", "silu"])
+def test_row_has_the_same_bits_in_all_tiles(name: str, place: torch.device) -> None:
+    """Those of the table, at numbers of rows that take one each, and at others."""
+    x, chosen = drawn(place, 17)
+    weights = made(place, name, True)
+    sizes = (1, 2, 3, 9, 17)
+    assert {tile_for(rows, CHOSEN, EXPERTS) for rows in sizes} == {tile for _, tile in TILES}
+    found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
+    assert all(torch.equal(one, found[0]) for one in found)
+    close(found[0].sum(0).bfloat16(), experts_ref.experts(*first(x, chosen, 1), weights)[0])
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
-def test_row_has_the_same_bits_in_tiles_of_more_rows(
+def test_row_has_the_same_bits_however_blocks_share_the_tiles(
     blocks: int, place: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However blocks share the tiles: one that has all of them, and some that have two experts."""
+    """One that has all of them, and some that have two experts."""
     x, chosen = drawn(place, 9)
     weights = made(place, "clamped", True)
     monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: blocks)
-    tiles = {1: ManyTile(1, 4, 7, 1), 4: ManyTile(2, 5, 3, 1), 9: ManyTile(2, 3, 2, 4)}
+    tiles = {1: Tile(1, 4, 7, 1), 4: Tile(2, 5, 3, 1), 9: Tile(2, 3, 2, 4)}
     found = [
         mxfp4_cuda.experts(*first(x, chosen, rows), weights, tile)[:, 0]
         for rows, tile in tiles.items()
     ]
     assert all(torch.equal(one, found[0]) for one in found)
-
-
-def test_one_kernel_for_all_rows_gives_one_row_the_same_bits(
-    place: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mxfp4_cuda, "MANY_FROM", 1)
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3)
-    x, chosen = drawn(place, 6)
-    weights = made(place, "silu", True)
-    sizes = (1, 3, 6)
-    tiles = [tile_for(rows, CHOSEN, EXPERTS) for rows in sizes]
-    assert len(set(tiles)) == len(sizes)
-    found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
-    assert all(torch.equal(one, found[0]) for one in found)
-    close(found[0].sum(0).bfloat16(), experts_ref.experts(*first(x, chosen, 1), weights)[0])

@@ -13,7 +13,7 @@ inline void wait_for_all_products() { wait_for_products_but(0); }
 inline void give_registers(int) {}
 inline void take_registers(int) {}
 inline void keep(const u32 (&)[4]) {}
-inline void keep(float (&)[4 * EIGHTS]) {}
+inline void keep(float (&)[4 * MT]) {}
 
 struct LeftFragment {
   u32 a[4];
@@ -23,7 +23,7 @@ inline void make_product(float* c, LeftFragment a, u64 b, int adds) {
   static Board<LeftFragment> board;
   const LeftFragment* of = board.show(a);
   const u32 start = b / (8 * HALF) * (8 * HALF), at = b % (8 * HALF);
-  for (int i = 0; i < 4 * EIGHTS; i++) {
+  for (int i = 0; i < 4 * MT; i++) {
     const int row = lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
     float sum = 0.f;
     for (int k = 0; k < 16; k++) {
@@ -36,7 +36,7 @@ inline void make_product(float* c, LeftFragment a, u64 b, int adds) {
   __syncwarp();
 }
 
-inline void add_product(float (&c)[4 * EIGHTS], const u32 (&a)[4], u64 b, int adds) {
+inline void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
   const LeftFragment given = {{a[0], a[1], a[2], a[3]}};
   float* sums = c;
   my_products().back().push_back([=] { make_product(sums, given, b, adds); });

@@ -197,7 +197,7 @@ __device__ __forceinline__ void multiply_eights(Weights& fetched, Steps& steps, 
   multiply_tile<N>(fetched, steps, outputs, ring, slot, tile, columns, slots, have);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_many(
+extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
     const u16* x, const u32* words, const u32* factors, const u16* bias, const int* ids,
     const float* weights, void* out, int num_slots, int num_rows, int columns, int width, int num_experts,
     float alpha, float limit) {
