@@ -95,6 +95,14 @@ def test_threads_of_the_engine_leave_the_cores_to_front_ends(served: Served) -> 
     assert f"OMP_WAIT_POLICY={expected}".encode() in environment
 
 
+def test_front_ends_can_give_back_the_memory_of_large_bodies(served: Served) -> None:
+    """Python's own allocator keeps arenas in which a few small objects live."""
+    expected = os.environ.get("PYTHONMALLOC", "malloc")
+    for one in served.front_ends():
+        environment = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
+        assert f"PYTHONMALLOC={expected}".encode() in environment
+
+
 def test_front_end_that_is_killed_costs_its_own_requests_alone(served: Served) -> None:
     until(lambda: len(served.front_ends()) == 2 and idle(served))
     aborts = served.metric("request_aborts_total")

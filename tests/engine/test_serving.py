@@ -268,6 +268,25 @@ def test_logprobs_of_steps_that_were_joined_follow_their_tokens() -> None:
     assert box.is_empty
 
 
+def test_logprobs_of_the_prompt_are_held_until_they_are_taken_and_no_longer() -> None:
+    sent_ones: list[Gained] = []
+    takes = False
+    box = Outbox(lambda reply: takes and (bool(sent_ones.append(sent(reply, Reply))) or True))
+    choice = choice_of(prompt_logprobs=1)
+    found = [None, TokenLogprob(3, -0.5, [(4, -0.25)])]
+    choice.req.prompt_logprobs = [*found]
+    choice.req.output_ids.append(5)
+    box.add(7, choice)
+    assert not box.flush(0.0)
+    assert choice.req.prompt_logprobs == found
+    takes = True
+    assert box.flush(0.0)
+    (detail,) = sent_ones[0].details
+    assert detail.beginning is not None
+    assert detail.beginning.prompt_logprobs == found
+    assert choice.req.prompt_logprobs == []
+
+
 def test_sampling_and_statistics_survive_the_way() -> None:
     params = SamplingParams(
         stop=("a",),

@@ -93,6 +93,8 @@ class Outbox:
         if not self.send(gained):
             return False
         for stream, choice in choices.items():
+            if not choice.num_sent:  # they went along; requests that have ended may be held on to
+                choice.req.prompt_logprobs = []
             choice.num_sent += len(gained.tokens[stream])
         return True
 

@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # a full disk does not reach it
 LEAST_FREE = 64 * 2**20  # bytes there; else the usual place for temporary files
 FRONT_END_ENDS = ENDING + 5.0  # seconds from Stop
+# What front ends allocate with, where the environment does not say: of Python's own allocator a few
+# objects that live keep whole arenas, and the memory of large bodies would not be given back.
+ALLOCATOR = {"PYTHONMALLOC": "malloc"}
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class Supervisor:
     async def _keep_front_end(self) -> None:
         restarts = Restarts(self.config.server.max_restarts)
         variables = {VARIABLE: str(self.place / "metrics")}
+        variables |= {name: value for name, value in ALLOCATOR.items() if name not in os.environ}
         while not self._ending.is_set():
             name = f"front-end-{next(self._numbers)}"
             child = await spawn(name, self.programs.front_end, variables, self._note)
