@@ -30,7 +30,7 @@ $(VENV)/.installed: pyproject.toml
 demo: install
 	$(BIN)/specengine demo $$(test -t 0 && echo --stay) $(DEMO_FLAGS)
 
-# Three processes of one thread each, for two cores: a fifth of the time tests wait for processes of their
+# Three processes of one thread each, for two cores: a quarter of the time tests wait for processes of their
 # own. The suite measures nothing.
 # Bytecode is kept, whatever the environment says: without it each process compiles all tests anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
