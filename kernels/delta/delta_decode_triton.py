@@ -19,7 +19,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specengine.kernels.delta.delta_nodes_triton import of_length_1, silu, softplus, weighted
+from specengine.kernels.delta.delta_nodes_triton import (
+    log_of_decay,
+    of_length_1,
+    share_written,
+    silu,
+    weighted,
+)
 from specengine.kernels.delta.delta_rule_ref import NORM_EPS
 from specengine.kernels.delta.types import (
     DeltaInputs,
@@ -126,11 +132,9 @@ def _token_kernel(
         place = at * M + head
         tl.store(v_ptr + place * E + e_order, v, mask=e_real)
         dtype = mixed_ptr.dtype.element_ty
-        asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
-        tl.store(writes_ptr + place, tl.sigmoid(asked).to(dtype).to(tl.float32))
-        rate = tl.exp(tl.load(decay_log_ptr + head).to(tl.float32))
-        time = tl.load(decay_ptr + at * stride_decay + head).to(tl.float32)
-        step = -rate * softplus(time + tl.load(time_bias_ptr + head).to(tl.float32))
+        tl.store(writes_ptr + place, share_written(write_ptr + at * stride_write + head, dtype))
+        time_ptr = decay_ptr + at * stride_decay + head
+        step = log_of_decay(time_ptr, decay_log_ptr + head, time_bias_ptr + head)
         tl.store(decays_ptr + place, tl.exp(step))
 
 

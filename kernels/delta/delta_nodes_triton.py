@@ -51,6 +51,20 @@ def softplus(x):
 
 
 @triton.jit
+def share_written(asked_ptr, dtype):
+    """Of a token and a head: how much of what is new the memory takes."""
+    return tl.sigmoid(tl.load(asked_ptr).to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def log_of_decay(time_ptr, decay_log_ptr, time_bias_ptr):
+    """Of a token and a head: the logarithm of what is left of the memory before it."""
+    rate = tl.exp(tl.load(decay_log_ptr).to(tl.float32))
+    time = tl.load(time_ptr).to(tl.float32)
+    return -rate * softplus(time + tl.load(time_bias_ptr).to(tl.float32))
+
+
+@triton.jit
 def _nodes_kernel(
     mixed_ptr,
     write_ptr,
@@ -134,11 +148,11 @@ def _nodes_kernel(
     else:
         head = part - 2 * G
         tl.store(v_ptr + (at * M + head) * E + order, x, mask=is_real)
-        asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
-        tl.store(writes_ptr + at * M + head, tl.sigmoid(asked).to(dtype).to(tl.float32))
-        rate = tl.exp(tl.load(decay_log_ptr + head).to(tl.float32))
-        time = tl.load(decay_ptr + at * stride_decay + head).to(tl.float32)
-        step = -rate * softplus(time + tl.load(time_bias_ptr + head).to(tl.float32))
+        tl.store(
+            writes_ptr + at * M + head, share_written(write_ptr + at * stride_write + head, dtype)
+        )
+        time_ptr = decay_ptr + at * stride_decay + head
+        step = log_of_decay(time_ptr, decay_log_ptr + head, time_bias_ptr + head)
         tl.store(steps_ptr + at * M + head, step)
         tl.store(decays_ptr + at * M + head, tl.exp(step))
 
