@@ -133,7 +133,10 @@ _TILES = replace(
         (0.0, Tiles(replace(_NARROW, registers=128), replace(_WIDER, registers=128))),
     ),
     many=(
-        *PACKED.many[:-1],
+        PACKED.many[0],
+        # Dozens of rows of 512 experts, 1,920 rows in all: four warps, so that two programs fit.
+        (24.0, Tiles(Tile(64, 64, 128, 4, 3), Tile(64, 128, 128, 4, 3))),
+        PACKED.many[2],
         (4.0, _SORTED),
         # 512 experts of an H200, 64 and 128 rows (benchmarks/kernels/block_experts.py).
         (0.0, replace(_SORTED, gate_up=replace(_SORTED.gate_up, outs=32, stages=5))),
