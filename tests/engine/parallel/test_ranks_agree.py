@@ -104,7 +104,7 @@ def test_ranks_draft_as_deep_as_rank_0_chooses(two: Group, where: str) -> None:
     not part does."""
     spec = SpecConfig(algorithm="EAGLE3", num_steps=4)
     one, several = two.pair(spec, where)
-    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     expected, found = (llm.generate(prompts(two), params) for llm in (one, several))
     assert [x.token_ids for x in found] == [x.token_ids for x in expected]
     depths = found[0].spec.depth_histogram
