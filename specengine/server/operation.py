@@ -1,14 +1,11 @@
-"""What an operator may add around the routes: other origins, a key for the metrics, TLS."""
+"""What an operator may add around the routes: other origins, a key for the metrics."""
 
 from __future__ import annotations
-
-import ssl
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from specengine.core.config import ServerConfig
-from specengine.core.errors import ConfigError
 from specengine.server.middleware import OPEN_PATHS
 from specengine.server.request_log import HEADER
 
@@ -29,19 +26,3 @@ def allow_origins(app: FastAPI, config: ServerConfig) -> None:
             allow_headers=["*"],
             expose_headers=[HEADER, "Retry-After"],
         )
-
-
-def check_tls(config: ServerConfig) -> None:
-    """Raise ConfigError where the certificate or its key cannot be used."""
-    if config.ssl_certfile is None:
-        return
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # A password that is given: OpenSSL would ask for one at the terminal.
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, lambda: "")
-    except (OSError, ssl.SSLError) as error:
-        names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
-        raise ConfigError(
-            f"cannot use --ssl-certfile, --ssl-keyfile ({names}): {error}; they must be PEM files "
-            "that belong together, the key without a passphrase"
-        ) from error

@@ -37,11 +37,11 @@ from specengine.engine.serving.messages import (
 )
 from specengine.server.app import create_app
 from specengine.server.distant import DistantEngine
+from specengine.server.listening import read_keys
 from specengine.server.processes.channel import EngineInfo
 from specengine.server.processes.engine_process import save_tokenizer
 from specengine.server.processes.front_end import load_tokenizer
 from specengine.server.replicas import Replicas
-from specengine.server.run import read_keys
 from specengine.server.service import Service
 
 logger = logging.getLogger(__name__)

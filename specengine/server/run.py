@@ -9,24 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from specengine.core.config import ServerConfig
-from specengine.core.errors import ConfigError
 from specengine.core.limits import LimitConfig
 from specengine.server.app import create_app
 from specengine.server.connection import LimitedProtocol, limited_protocol
-from specengine.server.operation import check_tls
+from specengine.server.listening import ENDING, address, check_tls, listen, read_keys
 from specengine.server.service import ServedEngine, Service
 from specengine.server.tracing import otlp_provider
 
 logger = logging.getLogger(__name__)
-
-# Seconds that connections get to close once nothing runs any more.
-ENDING = 10
 
 
 def serve(
@@ -74,40 +69,6 @@ def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-def read_keys(config: ServerConfig) -> list[str]:
-    """The keys of which requests must carry one; none where they need none. Raises ConfigError."""
-    keys = [] if config.api_key is None else [config.api_key]
-    if config.api_key_file is not None:
-        try:
-            lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read --api-key-file: {error}") from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not found:
-            raise ConfigError(
-                f"--api-key-file {config.api_key_file} holds no key; write one a line"
-            )
-        keys += found
-    return keys
-
-
-def listen(config: ServerConfig) -> socket.socket:
-    """A listening socket; connections wait in it until the server runs."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
-            "--host or --port (0 takes any free port)"
-        ) from error
-
-
-def address(listener: socket.socket, scheme: str = "http") -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):

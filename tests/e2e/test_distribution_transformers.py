@@ -125,7 +125,17 @@ def draw(llm: LLM, prompt: list[int], samples: int) -> Tensor:
     return torch.tensor([one.token_ids for one in results])
 
 
-@pytest.mark.parametrize(("verify", "shape", "samples"), CASES, ids=[name for name, *_ in CASES])
+# Mistakes of the other rules alone show in tests/engine/test_proof_rules.py and tests/kernels.
+FAST = ("block", "sibling")
+
+
+@pytest.mark.parametrize(
+    ("verify", "shape", "samples"),
+    [
+        pytest.param(*one, id=one[0], marks=[] if one[0] in FAST else [pytest.mark.slow])
+        for one in CASES
+    ],
+)
 def test_samples_follow_the_filtered_target(
     verify: str, shape: dict[str, Any], samples: int
 ) -> None:

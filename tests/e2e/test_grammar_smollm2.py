@@ -17,16 +17,15 @@ SCHEMA = {
     "properties": {
         "name": {"type": "string"},
         "capital": {"type": "string"},
-        "languages": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
     },
-    "required": ["name", "capital", "languages"],
+    "required": ["name", "capital"],
     "additionalProperties": False,
 }
-QUESTION = "Give me facts about France as JSON: name, capital, languages."
+QUESTION = "Give me facts about France as JSON: name, capital."
 
 
 def test_a_schema_is_filled_in(smollm2_llm: Make) -> None:
-    params = SamplingParams(max_tokens=80, temperature=0.0, grammar=GrammarSpec.json_schema(SCHEMA))
+    params = SamplingParams(max_tokens=40, temperature=0.0, grammar=GrammarSpec.json_schema(SCHEMA))
     texts = []
     for spec in (None, SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=5)):
         llm = smollm2_llm(spec, max_total_tokens=1024)
@@ -37,6 +36,5 @@ def test_a_schema_is_filled_in(smollm2_llm: Make) -> None:
         texts.append(one.text)
     assert texts[0] == texts[1]
     answer = json.loads(texts[0])
-    assert list(answer) == ["name", "capital", "languages"]
+    assert list(answer) == ["name", "capital"]
     assert answer["capital"] == "Paris"
-    assert len(answer["languages"]) <= 2

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.registry import MODEL_FAMILIES, load_place
 from tests.draft.eagle_checkpoints import eagle3
 from tests.halves import each_value
-from tests.support.families import FAMILIES, has_experts
+from tests.support.families import FAMILIES, has_experts, small_config
 
 NEW_TOKENS = 20
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
@@ -42,6 +43,13 @@ def test_random_eagle3_changes_no_token(
         num_draft_tokens=9 if topk > 1 else None,
     )
     assert greedy(folder, spec, chunked_prefill_size=16) == greedy(folder)
+
+
+@pytest.mark.slow
+def test_families_with_experts_are_those_whose_layers_have_some() -> None:
+    """That is, none is left out of the tests of WITH_EXPERTS."""
+    layers = {one: load_place(MODEL_FAMILIES[name]).experts for one, name in FAMILIES.items()}
+    assert [one for one in FAMILIES if any(layers[one](small_config(one)))] == WITH_EXPERTS
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -93,7 +93,6 @@ def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
     assert generate(smollm2_llm, len(PROMPTS), 128, spec=CHAIN) == results
 
 
-@pytest.mark.model
 @pytest.mark.parametrize(
     "flags",
     [
@@ -101,8 +100,18 @@ def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
         {"spec": CHAIN, "chunked_prefill_size": 16},
         {"spec": CHAIN, "max_total_tokens": 192},
         {"enable_mixed_chunk": True, "chunked_prefill_size": 16},
+        pytest.param(
+            {"spec": TREE, "page_size": 16, "chunked_prefill_size": 16}, marks=pytest.mark.model
+        ),
+        pytest.param(
+            {"enable_mixed_chunk": True, "chunked_prefill_size": 16, "max_total_tokens": 192},
+            marks=pytest.mark.model,
+        ),
     ],
-    ids=["tree and pages", "chunks", "little memory", "mixed"],
+    ids=[
+        *("tree and pages", "chunks", "little memory", "mixed"),
+        *("tree, pages and chunks", "mixed in little memory"),
+    ],
 )
 def test_however_it_gets_there(smollm2_llm: Make, plain: Pairs, flags: dict[str, Any]) -> None:
     expected = [(prompt, output[:14]) for prompt, output in plain[:4]]

@@ -16,7 +16,7 @@ import pytest
 from specengine.core.config import ServerConfig
 from specengine.core.errors import ConfigError
 from specengine.server.app import create_app
-from specengine.server.operation import check_tls
+from specengine.server.listening import check_tls
 from specengine.server.run import background_server
 from specengine.server.service import Service
 from tests.server.conftest import KEY, FakeEngine

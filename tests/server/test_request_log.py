@@ -16,7 +16,8 @@ from specengine.cli.logs import JsonFormatter
 from specengine.core.config import ServerConfig
 from specengine.core.errors import ConfigError
 from specengine.server.app import create_app
-from specengine.server.run import background_server, read_keys
+from specengine.server.listening import read_keys
+from specengine.server.run import background_server
 from specengine.server.service import Service
 from tests.support.waiting import until
 

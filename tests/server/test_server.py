@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specengine.core.config import ServerConfig
 from specengine.core.errors import ConfigError, ModelLoadError
-from specengine.server.run import listen, serve
+from specengine.server.listening import listen
+from specengine.server.run import serve
 from tests.support.waiting import until
 
 HEAD = (

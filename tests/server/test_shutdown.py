@@ -12,7 +12,8 @@ import pytest
 
 from specengine.core.config import ServerConfig
 from specengine.server.app import create_app
-from specengine.server.run import Server, address, listen, make_server
+from specengine.server.listening import address, listen
+from specengine.server.run import Server, make_server
 from specengine.server.service import Service
 from tests.server.conftest import FakeEngine, refusal
 from tests.support.waiting import until

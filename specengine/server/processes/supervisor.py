@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from specengine.core.config import EngineConfig
+from specengine.server.listening import ENDING, address, check_tls, listen, read_keys
 from specengine.server.metrics_shared import VARIABLE
-from specengine.server.operation import check_tls
 from specengine.server.processes.acceptor import Acceptor
 from specengine.server.processes.channel import (
     Beat,
@@ -33,8 +33,6 @@ from specengine.server.processes.channel import (
 )
 from specengine.server.processes.children import Child, Restarts, spawn
 from specengine.server.processes.engines import Engines, how_ended
-from specengine.server.run import ENDING, address, listen, read_keys
-from specengine.server.tracing import otlp_provider
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +72,10 @@ def supervise(config: EngineConfig, num_front_ends: int, programs: Programs | No
 
 def check_tracing(config: EngineConfig) -> None:
     """Raise ConfigError where the extra is missing, before any process is started."""
+    if config.server.otlp_endpoint is None:
+        return
+    from specengine.server.tracing import otlp_provider  # with FastAPI, which nothing here needs
+
     provider = otlp_provider(config.server.otlp_endpoint)
     if provider is not None:
         provider.shutdown()

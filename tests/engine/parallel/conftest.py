@@ -17,6 +17,21 @@ from specengine.engine.phases import Phases
 from tests.support.ranks import SMALL
 
 _links: list[Any] = []  # to ranks that run
+LAST = "last_of_its_ranks"  # the fixture of tests that end the ranks which others share
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They come last in this folder: ranks take as long to start as a whole file of tests."""
+    here = [number for number, one in enumerate(items) if one.path.parent == Path(__file__).parent]
+    ordered = sorted((items[one] for one in here), key=lambda one: LAST in fixtures_of(one))
+    for number, one in zip(here, ordered, strict=True):
+        items[number] = one
+
+
+def fixtures_of(item: pytest.Item) -> list[str]:
+    found: list[str] = getattr(item, "fixturenames", [])
+    return found
 
 
 @pytest.hookimpl(trylast=True)
@@ -36,6 +51,12 @@ def link() -> Link:
         _links.append(start_ranks(config_from_flags({**SMALL, "tp_size": 2}), Phases()))
     found: Link = _links[-1]
     return found
+
+
+@pytest.fixture
+def last_of_its_ranks(link: Link) -> Link:
+    """The same, for a test that ends them. It runs after those that only use them."""
+    return link
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from specengine.core.parallel import Link
 from specengine.core.parallel_config import ParallelConfig
 from specengine.draft.trace.reader import Trace
 from specengine.engine.build import build_engine
+from specengine.engine.llm import Generation
 from tests.support.ranks import Group, told
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
-GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 EAGLE3 = SpecConfig(algorithm="EAGLE3", num_steps=4)
 
 
@@ -49,10 +50,9 @@ def test_trace_of_two_ranks_is_that_of_one(two: Group, tmp_path: Path) -> None:
         assert np.allclose(found, expected, atol=1e-4, equal_nan=True)
 
 
-def depths_of(llm: LLM) -> set[int]:
+def depths_of(found: Generation) -> set[int]:
     """Of rounds, but the last of a request, which may have room for fewer."""
-    found = llm.generate(PROMPTS, GREEDY)[0].spec.depth_histogram
-    return {depth for depth, count in enumerate(found) if count > 1}
+    return {depth for depth, count in enumerate(found.spec.depth_histogram) if count > 1}
 
 
 def test_two_ranks_choose_by_a_table_that_rank_0_reads(two: Group, tmp_path: Path) -> None:
@@ -63,16 +63,17 @@ def test_two_ranks_choose_by_a_table_that_rank_0_reads(two: Group, tmp_path: Pat
         path.write_text(json.dumps({"seconds": {"1": costs, "4": costs}}))
         one, several = two.pair(replace(EAGLE3, cost_table=str(path)))
         assert several.engine.parts.config.spec.cost_table == str(path)
-        tokens = [told(llm.generate(PROMPTS, GREEDY))[0][0] for llm in (one, several)]
+        found = [llm.generate(PROMPTS, GREEDY) for llm in (one, several)]
+        tokens = [told(each)[0][0] for each in found]
         assert tokens[0] == tokens[1] == (expected or tokens[0])
         expected = tokens[0]
-        assert depths_of(several) == {best}
+        assert depths_of(found[1][0]) == {best}
 
 
 def test_two_ranks_measure_a_table_together_and_rank_0_keeps_it(two: Group, tmp_path: Path) -> None:
     """On the device. Afterwards rank 0 reads it, and no rank measures."""
     path, found = tmp_path / "costs.json", []
-    llm = two.pair(replace(EAGLE3, num_steps=2))[1]
+    llm = two.pair(replace(EAGLE3, num_steps=1))[1]
     engine: Any = llm.engine
     for _ in range(2):
         engine.call("tests.support.ranks:run_rounds_by_measured_costs", path=str(path))

@@ -98,13 +98,27 @@ def test_two_ranks_draft_and_judge_as_one(
     check(two, *given, where)
 
 
+def choose_on_rank_0(engine: Engine) -> None:
+    """Another rank that chooses by its own clock ends."""
+
+    def fail(*given: Any) -> Any:
+        raise AssertionError("chosen by a rank that is not the first")
+
+    choosers = [*engine.choosers()]
+    assert choosers
+    if engine.parts.link.communicator.rank:
+        for one in choosers:
+            one.choose = fail  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("where", ["host", "device_by_turns"])
 def test_ranks_draft_as_deep_as_rank_0_chooses(two: Group, where: str) -> None:
     """By the clock, which differs between ranks. Greedy tokens do not depend on it; that ranks do
     not part does."""
     spec = SpecConfig(algorithm="EAGLE3", num_steps=4)
     one, several = two.pair(spec, where)
-    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    several.engine.call("tests.engine.parallel.test_ranks_agree:choose_on_rank_0")
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     expected, found = (llm.generate(prompts(two), params) for llm in (one, several))
     assert [x.token_ids for x in found] == [x.token_ids for x in expected]
     depths = found[0].spec.depth_histogram

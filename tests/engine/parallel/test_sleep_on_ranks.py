@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +16,30 @@ from specengine.core.errors import (
     ModelLoadError,
     OutOfMemoryError,
 )
-from specengine.core.parallel import communicator
+from specengine.core.parallel import Link, communicator
 from specengine.core.sharing import ExpertSharers
 from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.layers.in_place import weights_of
-from tests.support.kept import Kept
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL, Group, same_on_all, told
 from tests.support.waiting import until
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
-GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 CHAIN = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False)
-Pairs = Kept[tuple[LLM, LLM]]  # one engine, and two ranks
+Pair = tuple[LLM, LLM]  # one engine, and two ranks
 THIS = "tests.engine.parallel.test_sleep_on_ranks"
 
 
-@contextmanager
-def started() -> Iterator[tuple[LLM, LLM]]:
-    group = Group("tiny", 2, enable_sleep_mode=True)
-    yield group.pair(CHAIN, "device")
-    group.end()
+def pair_on(link: Link) -> Pair:
+    return Group("tiny", 2, link, enable_sleep_mode=True).pair(CHAIN, "device")
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    pairs = Kept(started)
-    yield pairs
-    pairs.end()
-
-
-@pytest.fixture
-def pair(pairs: Pairs) -> tuple[LLM, LLM]:
-    return pairs.get()
+def pair(link: Link) -> Pair:
+    return pair_on(link)
 
 
 def memory_is(engine: Engine, given_back: bool) -> None:
@@ -92,7 +79,7 @@ def step_to_the_end(engine: Engine) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_requests_of_two_ranks_wait_in_sleep_and_go_on(level: int, pair: tuple[LLM, LLM]) -> None:
+def test_requests_of_two_ranks_wait_in_sleep_and_go_on(level: int, pair: Pair) -> None:
     expected, two = same_on_all(pair, PROMPTS, GREEDY), pair[1]
     engine: Any = two.engine
     for number, prompt in enumerate(PROMPTS):
@@ -119,9 +106,7 @@ def test_requests_of_two_ranks_wait_in_sleep_and_go_on(level: int, pair: tuple[L
     ("rank", "level"),
     [(0, 2), (1, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0, 1), (1, 2)))],
 )
-def test_no_rank_sleeps_or_wakes_where_one_cannot(
-    rank: int, level: int, pair: tuple[LLM, LLM]
-) -> None:
+def test_no_rank_sleeps_or_wakes_where_one_cannot(rank: int, level: int, pair: Pair) -> None:
     two = pair[1]
     expected = told(two.generate(PROMPTS, GREEDY))
     engine: Any = two.engine
@@ -140,7 +125,7 @@ def test_no_rank_sleeps_or_wakes_where_one_cannot(
     assert told(two.generate(PROMPTS, GREEDY)) == expected
 
 
-def test_engine_does_not_sleep_beside_another_on_the_same_weights(pair: tuple[LLM, LLM]) -> None:
+def test_engine_does_not_sleep_beside_another_on_the_same_weights(pair: Pair) -> None:
     llm = pair[0]
     assert llm.engine.weights is not None
     other = build_engine(llm.engine.parts.config, llm.engine.weights.loaded)
@@ -151,8 +136,8 @@ def test_engine_does_not_sleep_beside_another_on_the_same_weights(pair: tuple[LL
     llm.wake()
 
 
-def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(pairs: Pairs) -> None:
-    two = pairs.get()[1]
+def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(last_of_its_ranks: Link) -> None:
+    two = pair_on(last_of_its_ranks)[1]
     engine: Any = two.engine
     two.sleep()
     engine.call(f"{THIS}:cannot", do="restore", rank=0)
@@ -162,7 +147,6 @@ def test_rank_that_can_neither_wake_nor_sleep_on_ends_all(pairs: Pairs) -> None:
     until(lambda: engine.link.watch.failure)
     with pytest.raises(EngineStoppedError, match="rank 1 has ended"):
         two.wake()
-    pairs.end()
 
 
 def make(folder: Path) -> Engine:
