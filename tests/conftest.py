@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
@@ -104,15 +103,8 @@ def save_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def _nothing_stays_settled() -> Iterator[None]:
-    """At the end one collection looks through everything, for what no test has closed. Those of
-    pytest, which follow, need not look through the libraries again; the interpreter's must, or
-    libraries complain that they leak."""
     yield
     gc.unfreeze()
-    if not has_gpu():
-        gc.collect()
-        gc.freeze()
-        atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,15 +17,16 @@ SCHEMA = {
     "properties": {
         "name": {"type": "string"},
         "capital": {"type": "string"},
+        "languages": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
     },
-    "required": ["name", "capital"],
+    "required": ["name", "capital", "languages"],
     "additionalProperties": False,
 }
-QUESTION = "Give me facts about France as JSON: name, capital."
+QUESTION = "Give me facts about France as JSON: name, capital, languages."
 
 
 def test_a_schema_is_filled_in(smollm2_llm: Make) -> None:
-    params = SamplingParams(max_tokens=40, temperature=0.0, grammar=GrammarSpec.json_schema(SCHEMA))
+    params = SamplingParams(max_tokens=80, temperature=0.0, grammar=GrammarSpec.json_schema(SCHEMA))
     texts = []
     for spec in (None, SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=5)):
         llm = smollm2_llm(spec, max_total_tokens=1024)
@@ -36,5 +37,6 @@ def test_a_schema_is_filled_in(smollm2_llm: Make) -> None:
         texts.append(one.text)
     assert texts[0] == texts[1]
     answer = json.loads(texts[0])
-    assert list(answer) == ["name", "capital"]
+    assert list(answer) == ["name", "capital", "languages"]
     assert answer["capital"] == "Paris"
+    assert len(answer["languages"]) <= 2
