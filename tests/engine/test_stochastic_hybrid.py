@@ -170,11 +170,11 @@ def test_seed_has_hosts_text_with_drafts_of_either_source_or_both(
             ("target_only, best drafts", "EAGLE3", CHAIN, None),
             ("relaxed", "EAGLE3", CHAIN, None),
             ("sibling", "EAGLE3", "both", "grammars"),
-            ("target_only", "STANDALONE", "text", "edits"),
+            ("target_only", "STANDALONE", "text", None),
             ("target_only, best drafts", "EAGLE3", "text", "edits"),
             ("target_only, best drafts", "EAGLE", "both", None),
             ("relaxed", "STANDALONE", "model", None),
-            ("relaxed, best drafts", "EAGLE3", "text", "all"),
+            ("relaxed, best drafts", "EAGLE3", "text", None),
         )
         for feature in FEATURES
     ],

@@ -25,8 +25,7 @@ SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
 
 _HEADERS = Path(__file__).parent / "emulator"
 _SOURCES = Path(program.__file__).parent
-# Fortified, jumps from stack to stack are forbidden.
-_FLAGS = ["-std=c++17", "-Og", "-w", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-exceptions"]
+_FLAGS = ["-std=c++17", "-Og", "-w", "-fPIC", "-fno-exceptions"]
 
 Compiled = Callable[[Path, str, tuple[tuple[str, int], ...], int, int], "EmulatedKernel"]
 
