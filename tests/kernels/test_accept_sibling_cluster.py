@@ -11,6 +11,7 @@ import torch
 
 from specengine.kernels.accept.accept_sibling import accept_sibling
 from specengine.kernels.accept.types import Accepted, SampledRound
+from tests.halves import each_value
 from tests.kernels.conftest import HAS_CUDA
 from tests.kernels.emulated_rows import emulate_rows
 from tests.kernels.sampled_world import CPU, draws_of, moved, random_round
@@ -35,8 +36,7 @@ def decided(drafts: SampledRound, seed: int) -> Accepted:
     return expected
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
-@pytest.mark.parametrize("vocab", [9, 300, 1500])
+@pytest.mark.parametrize(("vocab", "tree"), each_value(1, [9, 300, 1500], [False, True]))
 def test_it_decides_as_the_reference(vocab: int, tree: bool) -> None:
     ends = Counter[int]()
     for seed in range(6):
@@ -49,7 +49,7 @@ def test_it_decides_as_the_reference(vocab: int, tree: bool) -> None:
 def test_coins_follow_numbers() -> None:
     """Also of nodes that are not numbered by their places."""
     apart = 0
-    for seed in range(20):
+    for seed in range(14):
         drafts = random_round(random.Random(seed), 3, 6, 40, tree=True)
         numbers = torch.stack([torch.randperm(6) for _ in range(3)])
         other = decided(replace(drafts, numbers_BN=numbers), seed)
