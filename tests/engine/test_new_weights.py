@@ -266,14 +266,7 @@ def test_nothing_named_is_refused() -> None:
         llm.update_weights(draft_model="tiny-eagle3")
 
 
-# All that layers derive from weights, each once; other families have layers of these.
-FAST_FAMILIES = [
-    *("llama", "gptneox", "phi3", "cohere2", "gemma3", "minicpm3", "nemotron"),
-    *("deepseekv3", "ernie4_5_moe", "gptoss", "llama4", "minimaxm2", "mixtral", "qwen3_5moe"),
-]
-
-
-@pytest.mark.parametrize("family", slow_but(FAST_FAMILIES, FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_takes_new_weights(
     family: str, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -281,7 +274,12 @@ def test_each_family_takes_new_weights(
     flags = {**FLAGS, "max_running_requests": 4}
     first = small_models[family]
     second = noisy(first, tmp_path / "second", shaken)
-    llm, short = LLM(str(first), **flags), replace(GREEDY, max_tokens=8)
-    before = answers(llm, short)
+    llm = LLM(str(first), **flags)
+    before = first_tokens(llm)
     llm.update_weights(str(second))
-    assert answers(llm, short) == answers(LLM(str(second), **flags), short) != before
+    assert first_tokens(llm) == first_tokens(LLM(str(second), **flags)) != before
+
+
+def first_tokens(llm: LLM) -> list[int]:
+    """Of the last prompt."""
+    return llm.generate(PROMPTS[-1], replace(GREEDY, max_tokens=5))[0].token_ids
