@@ -286,7 +286,7 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
 @pytest.mark.parametrize(
     "kind",
     slow_but(
-        ["EAGLE3", "NGRAM", "tree"],
+        ["EAGLE3", "tree"],
         ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
     ),
 )

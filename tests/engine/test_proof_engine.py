@@ -104,7 +104,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         pytest.param("STANDALONE sampled chain", State(RETRACTED, 16), marks=pytest.mark.slow),
         ("STANDALONE sampled tree", State(PREFIX_HIT, 16)),
         ("EAGLE tree", State(RETRACTED)),
-        ("EAGLE3 sampled chain", State(CHUNKED)),
+        pytest.param("EAGLE3 sampled chain", State(CHUNKED), marks=pytest.mark.slow),
         ("EAGLE3 tree + suffix", State(PREFIX_HIT, 16)),
         pytest.param("MTP sampled tree", State(RETRACTED), marks=pytest.mark.slow),
         pytest.param(
@@ -222,7 +222,7 @@ def test_what_reports_nothing_is_not_held_against_it(proof: EngineProof, tiny: T
 def draft_cases() -> list[Any]:
     """What convicts by its own report, of chains or of trees by turns, and the two that passed
     once; all in make test-all."""
-    at_once = ("weights of the next node", "weights of a neighbouring parent")
+    at_once = ("block: weights of the next node", "weights of a neighbouring parent")
     of_both = ("tokens off by one", "weights before temperature", "weights of another request")
     found = []
     for mutant in of_drafts():

@@ -209,7 +209,7 @@ def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [
-        ("block", CHAIN),
+        pytest.param("block", CHAIN, marks=SLOW),
         pytest.param("target_only", CHAIN, marks=SLOW),
         ("sibling", "both"),
         pytest.param("sibling", "text", marks=SLOW),
@@ -233,7 +233,7 @@ def test_rule_sees_the_hosts_drafts_and_what_they_were_drawn_from(
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [
-        ("block", CHAIN),
+        pytest.param("block", CHAIN, marks=SLOW),
         pytest.param("target_only, best drafts", CHAIN, marks=SLOW),
         ("sibling", "both"),
         pytest.param("sibling", "text", marks=SLOW),

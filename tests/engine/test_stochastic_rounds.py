@@ -76,10 +76,8 @@ EVERY_END = [
 FAST_ENDS = [
     ("rejection", "EAGLE", True),
     ("block", "MTP", False),
-    ("target_only", "EAGLE3 few nodes", True),
     ("target_only, best drafts", "EAGLE3 one level", True),
     ("sibling", "EAGLE3 tree of 2", False),
-    ("relaxed, best drafts", "STANDALONE tree of 3", True),
     ("target_only, best drafts", "NGRAM corpus tree", False),
     ("relaxed, best drafts", "NGRAM, SUFFIX tree", True),
 ]
