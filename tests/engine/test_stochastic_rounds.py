@@ -96,6 +96,7 @@ FAST_FEATURES = [
     ("block", "STANDALONE", True, "logprobs"),
     ("target_only", "MTP layers", True, "grammars"),
     ("target_only, best drafts", "EAGLE3", False, "all"),
+    ("sibling", "EAGLE3", True, "edits"),
     ("target_only", "EAGLE tree of 2", True, "edits"),
     ("sibling", "EAGLE3 static tree", True, "grammars"),
     ("target_only, best drafts", "NGRAM", True, "edits"),
