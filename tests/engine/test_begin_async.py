@@ -24,7 +24,7 @@ from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.layers import prefill_sampler
 from specengine.runner.forward_graphs.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
-from tests.halves import each_value
+from tests.halves import each_value, slow_but
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 7, "ab" * 9, "to be or not to be"]
@@ -118,7 +118,7 @@ def test_async_begin_leaves_the_same_states(
         assert early.engine.stats().num_retractions > 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["in chunks", "retracted"], WAYS))
 def test_async_begin_of_a_smaller_model_changes_no_token(
     way: str, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize(
     ("name", "overlaps"),
     slow_but(
-        [("plain", True), ("a tree", True), ("NGRAM", True), ("EAGLE3", False)],
+        [("a tree", True), ("NGRAM", True), ("EAGLE3", False)],
         [*((name, True) for name in NAMES), ("EAGLE3", False)],
     ),
 )

@@ -57,8 +57,8 @@ SHAPES = {
         "ngram_branches": 2,
     },
 }
-# A chain, a tree and lookup; the others in `make test-all`.
-WATCHED = ["EAGLE3", "a tree of a model", "a tree of text"]
+# A model's drafts and lookup; the others in `make test-all`.
+WATCHED = ["a tree of a model", "a tree of text"]
 # By their paths from the round; of the last attribute, what the error says.
 OF_ALL = [
     "rows",

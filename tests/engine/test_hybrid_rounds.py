@@ -93,9 +93,9 @@ FEATURES = {
     "grammars": [replace(LONG, grammar=GRAMMAR), replace(SURE, grammar=GRAMMAR), SURE, LONG],
 }
 # Drafter, nodes of the deepest match, parameters: as deep as the model drafts, and deeper.
-# Each parameter once; rounds of EAGLE-3 are those of EAGLE, and MTP of one layer those of several.
-FAST = [("EAGLE", 8, "greedy"), ("STANDALONE", 8, "limited"), ("MTP layers", 4, "sampled")]
-FAST_TREES = [*TREE_CASES[2:4], TREE_CASES[-1]]  # each kind, and each kind of drafter
+# Rounds of EAGLE-3 are those of EAGLE; all trees have limits, and some sampled.
+FAST = [("EAGLE", 8, "greedy"), ("MTP layers", 4, "sampled")]
+FAST_TREES = TREE_CASES[2:4]  # a kind for a drafter; other tests have matches of MTP's layers
 EVERY = [(name, nodes, one) for name in NAMES for nodes in (4, 8) for one in CHAIN_PARAMS]
 
 
@@ -250,10 +250,13 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     ("name", "kind", "asked"),
-    each_value(
-        1,
-        [("EAGLE3", None), ("STANDALONE", None), ("EAGLE3", "both"), ("STANDALONE", "text")],
-        FEATURES,
+    slow_but(
+        [
+            ("STANDALONE", None, "logprobs"),
+            ("EAGLE3", "both", "grammars"),
+            ("STANDALONE", "text", "edits"),
+        ],
+        product(("EAGLE3", "STANDALONE"), (None, "both", "text"), FEATURES),
     ),
 )
 def test_hybrid_rounds_serve_every_sampling_feature(

@@ -37,7 +37,10 @@ CASES: dict[str, dict[str, Any]] = {
     "STANDALONE hybrid tree": {"page_size": 1, "max_total_tokens": 320, "chunked_prefill_size": 64},
 }
 # For make test-all.
-LIKE_OTHERS = ("SUFFIX", "hybrid", "EAGLE3 hybrid", "STANDALONE hybrid", "EAGLE3 hybrid tree")
+LIKE_OTHERS = (
+    *("SUFFIX", "SUFFIX tree", "hybrid", "EAGLE3 hybrid"),
+    *("STANDALONE", "STANDALONE hybrid", "EAGLE3 hybrid tree"),
+)
 FLAGS: dict[str, Any] = {"max_running_requests": 8}
 GRAMMAR = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]

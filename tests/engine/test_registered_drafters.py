@@ -48,7 +48,7 @@ def made(tiny: TinyModels, spec: SpecConfig | None) -> LLM:
 
 
 def said(llm: LLM) -> list[Generation]:
-    params = [replace(one, max_tokens=11) for one in PARAMS]
+    params = [replace(one, max_tokens=8) for one in PARAMS]
     found = llm.generate(TEXTS, params)
     llm.engine.scheduler.check_invariant()
     return found

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,7 @@ SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
 
 _HEADERS = Path(__file__).parent / "emulator"
 _SOURCES = Path(program.__file__).parent
-# Fortified, jumps from stack to stack are forbidden.
-_FLAGS = ["-std=c++17", "-Og", "-w", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-exceptions"]
+_FLAGS = ["-std=c++17", "-Og", "-w", "-fPIC", "-fno-exceptions"]
 
 Compiled = Callable[[Path, str, tuple[tuple[str, int], ...], int, int], "EmulatedKernel"]
 
@@ -97,15 +97,22 @@ def compiler_of_ranks(folder: Path, libraries: Path, rank: Callable[[], int]) ->
 def _libraries_into(folder: Path, libraries: Path) -> Callable[..., Path]:
     """Makes the library of a kernel's form, where none is there."""
 
-    def compile_(*given: str) -> None:
-        subprocess.run([str(COMPILER), *_FLAGS, *given], check=True, cwd=folder)
+    common = libraries / "common"
+
+    def compile_(place: Path, *given: str) -> None:
+        subprocess.run([str(COMPILER), *_FLAGS, *given], check=True, cwd=place)
 
     def prepare(sources: Path) -> None:
-        """What all libraries have in common."""
+        """What all libraries have in common, once for all processes."""
+        made = Path(tempfile.mkdtemp(dir=libraries))
         for header in (*sources.glob("*.cu*"), *_HEADERS.iterdir()):
-            shutil.copy(header, folder)
-        compile_("-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
-        compile_("-c", "runtime.cpp")
+            shutil.copy(header, made)
+        compile_(made, "-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
+        compile_(made, "-c", "runtime.cpp")
+        try:
+            made.rename(common)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
 
     def library(
         source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
@@ -113,13 +120,14 @@ def _libraries_into(folder: Path, libraries: Path) -> Callable[..., Path]:
         assert shared <= SHARED_BYTES
         file = "-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so"
         if not (libraries / file).exists():
-            if not (folder / "runtime.o").exists():
+            if not common.exists():
                 prepare(source.parent)
             given = {**dict(defines), "KERNEL": name, "SOURCE": f'"{source.name}"'}
             lines = [f"#define {key} {value}" for key, value in given.items()]
             unit = "\n".join(['#include "cuda.h"', *lines, '#include "launch.cpp"', ""])
             (folder / "unit.cpp").write_text(unit)
-            compile_("-shared", "-o", file, "unit.cpp", "runtime.o")
+            runtime = str(common / "runtime.o")
+            compile_(folder, f"-I{common}", "-shared", "-o", file, "unit.cpp", runtime)
             part = Path(shutil.copy(folder / file, libraries / f"{file}.{os.getpid()}"))
             part.replace(libraries / file)
         return libraries / file

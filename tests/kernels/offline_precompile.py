@@ -4,6 +4,7 @@ was seen."""
 from __future__ import annotations
 
 import json
+import sys
 import threading
 
 import torch
@@ -45,7 +46,15 @@ def run() -> dict[str, object]:
     }
 
 
+def compilers() -> list[str]:
+    """PyTorch's, and what comes with it: those that are imported."""
+    with precompile():
+        torch.empty(3).add_(1)
+    return [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
+
+
 def main() -> None:
+    found = compilers()
     offline_triton.use()
     driver.active.launcher_cls = make_launcher
     launch = JITFunction.run
@@ -57,6 +66,7 @@ def main() -> None:
     driver.active.utils.load_binary = no_room
     broken = run()
     seen = {"first": first, "again": again, "disk": from_disk, "restored": restored}
+    seen |= {"compilers": found}
     print(json.dumps(seen | {"launchers": made, "broken": broken}))
 
 

@@ -78,7 +78,7 @@ def assert_the_same(
 @kinds
 def test_the_kernel_decides_as_the_reference(name: str, tree: bool, device: torch.device) -> None:
     ends: list[int] = []
-    for seed in range(4):
+    for seed in range(3):
         drafts = round_for(name, seed, 4, 5, 9, tree)
         ends += assert_the_same(RULES[name], drafts, device, 100 * seed).ends_B.tolist()
     assert len(set(ends)) >= 3
@@ -91,8 +91,7 @@ def test_programs_that_share_a_vocabulary(
     from specengine.kernels.accept import accept_round_triton
 
     monkeypatch.setattr(accept_round_triton, "_MAX_BLOCK", 8)
-    for seed in range(2):
-        assert_the_same(RULES[name], round_for(name, seed, 3, 4, 37, tree), device)
+    assert_the_same(RULES[name], round_for(name, 0, 4, 4, 37, tree), device)
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ import torch
 
 from specengine.kernels.accept.accept_sibling import accept_sibling
 from specengine.kernels.accept.types import Accepted, SampledRound
+from tests.halves import each_value
 from tests.kernels.conftest import HAS_CUDA
 from tests.kernels.emulated_rows import emulate_rows
 from tests.kernels.sampled_world import CPU, draws_of, moved, random_round
@@ -35,8 +36,7 @@ def decided(drafts: SampledRound, seed: int) -> Accepted:
     return expected
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
-@pytest.mark.parametrize("vocab", [9, 300, 1500])
+@pytest.mark.parametrize(("vocab", "tree"), each_value(1, [9, 300, 1500], [False, True]))
 def test_it_decides_as_the_reference(vocab: int, tree: bool) -> None:
     ends = Counter[int]()
     for seed in range(6):

@@ -155,11 +155,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, device: torch.de
     for splits in (1, 3):
         tile = replace(TILE, splits=splits)
         fp8, four = fp8_weight("row", device), int_weight(4, "whole", device)
-        for row in {0, rows - 1}:
-            alone = fp8_linear_triton.fp8_linear(x[row : row + 1], fp8, None, tile)
-            assert torch.equal(fp8_linear_triton.fp8_linear(x, fp8, None, tile)[row], alone[0])
-            alone = int_linear_triton.int_linear(x[row : row + 1], four, None, tile)
-            assert torch.equal(int_linear_triton.int_linear(x, four, None, tile)[row], alone[0])
+        for product, weight in (
+            (fp8_linear_triton.fp8_linear, fp8),
+            (int_linear_triton.int_linear, four),
+        ):
+            whole = product(x, weight, None, tile)
+            for row in {0, rows - 1}:
+                assert torch.equal(whole[row], product(x[row : row + 1], weight, None, tile)[0])
 
 
 @pytest.mark.parametrize("outs", [576, 2048, 4096, 6144, 28672])

@@ -276,7 +276,8 @@ def rows_beside_plain(
         return build_engine(config, *given)
 
     monkeypatch.setattr("specengine.lab.throughput.run.build_engine", build)
-    asked = plan(model, spec=SpecConfig(algorithm="NGRAM"), compare_plain=True, copy=1e9)
+    short = replace(SMALL, new_tokens=3, repeats=1)
+    asked = plan(model, short, spec=SpecConfig(algorithm="NGRAM"), compare_plain=True, copy=1e9)
     schedule = ScheduleConfig(max_running_requests=rows)
     asked = replace(asked, config=replace(asked.config, schedule=schedule))
     report = ThroughputBench(asked, lambda report: None).run()

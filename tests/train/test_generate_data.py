@@ -46,9 +46,9 @@ def make(model: Path, out: Path, rows: int = 8, **settings: Any) -> TokenDataset
 
 
 @pytest.fixture(scope="module")
-def thirty(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
-    """Of thirty conversations, seed 1, in one go."""
-    return make(model, tmp_path_factory.mktemp("thirty"), max_conversations=30, seed=1)
+def twenty(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
+    """Of twenty conversations, seed 1, in one go."""
+    return make(model, tmp_path_factory.mktemp("twenty"), max_conversations=20, seed=1)
 
 
 def write_prompts(path: Path, rows: Sequence[list[str]]) -> str:
@@ -114,22 +114,22 @@ def test_greedy_answers_are_the_engines(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_data(
-    model: Path, thirty: TokenDataset, tmp_path: Path
+    model: Path, twenty: TokenDataset, tmp_path: Path
 ) -> None:
     """However many requests run at a time."""
-    one = make(model, tmp_path / "a", rows=3, max_conversations=30, seed=1)
-    other = make(model, tmp_path / "b", rows=16, max_conversations=30, seed=2)
-    assert one.manifest.sha256 == thirty.manifest.sha256
-    assert one.manifest.counts == thirty.manifest.counts
+    one = make(model, tmp_path / "a", rows=3, max_conversations=20, seed=1)
+    other = make(model, tmp_path / "b", rows=16, max_conversations=20, seed=2)
+    assert one.manifest.sha256 == twenty.manifest.sha256
+    assert one.manifest.counts == twenty.manifest.counts
     assert len(one) >= 5
     assert contents(other) != contents(one)
 
 
 def test_an_interrupted_run_goes_on(
-    model: Path, thirty: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, twenty: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specengine.lab.generate.batch_writer.PART_TOKENS", 200)
-    config = GenerationConfig(max_conversations=30, seed=1, **LIMITS)
+    config = GenerationConfig(max_conversations=20, seed=1, **LIMITS)
 
     def stop(batch_writer: BatchWriter) -> None:
         if batch_writer.num_conversations > 12:
@@ -138,17 +138,17 @@ def test_an_interrupted_run_goes_on(
     with pytest.raises(KeyboardInterrupt):
         make_dataset(engine_config(model), config, tmp_path / "a", stop)
     with pytest.raises(DataError, match="made otherwise"):
-        make(model, tmp_path / "a", max_conversations=30, seed=2)
+        make(model, tmp_path / "a", max_conversations=20, seed=2)
     resumed = make_dataset(engine_config(model), config, tmp_path / "a", lambda batch_writer: None)
-    assert resumed.manifest.sha256 == thirty.manifest.sha256
-    assert resumed.manifest.counts == thirty.manifest.counts
+    assert resumed.manifest.sha256 == twenty.manifest.sha256
+    assert resumed.manifest.counts == twenty.manifest.counts
 
 
 def test_max_tokens_keeps_the_shortest_beginning(
-    model: Path, thirty: TokenDataset, tmp_path: Path
+    model: Path, twenty: TokenDataset, tmp_path: Path
 ) -> None:
     short = make(model, tmp_path / "a", max_tokens=60, seed=1)
-    assert contents(short) == contents(thirty)[: len(short)]
+    assert contents(short) == contents(twenty)[: len(short)]
     answers = [sum(loss) for _, loss in contents(short)]
     assert sum(answers) >= 60
     last = short.manifest.counts["answer_tokens"] - 60

@@ -4,7 +4,6 @@
 // are right, and copies that are read before they have landed (they read as NaN until then). It shows
 // nothing about races between warps, or about speed.
 #pragma once
-#include <setjmp.h>
 #include <time.h>
 #include <ucontext.h>
 
@@ -58,10 +57,11 @@ extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
 
 const int STACK_BYTES = 1 << 16;
 
-// Begins by its context, and goes on by jumps: a context takes a call of the kernel each way.
+// Begins by its context, and goes on by jumps: a context takes a call of the kernel each way. Jumps are
+// the compiler's, which keep three words; those of the C library unwind what they leave.
 struct Fiber {
   ucontext_t context;
-  jmp_buf at;
+  void* at[5];
   std::unique_ptr<char[]> stack;
   bool has_begun = false, ended = false;
 };
@@ -98,12 +98,12 @@ struct Block {
 
 extern Block blocks[AT_ONCE_MOST];
 extern int slot;  // of the block that runs
-extern jmp_buf scheduler;
 
 inline Block& here() { return blocks[slot]; }
 inline Fiber& me() { return here().fibers[threadIdx.x]; }
+void go_on();  // with the next thread of the block, or behind the last with what runs the blocks
 inline void yield() {
-  if (!_setjmp(me().at)) _longjmp(scheduler, 1);
+  if (!__builtin_setjmp(me().at)) go_on();
 }
 inline int lane() { return threadIdx.x % WARP; }
 inline int warp() { return threadIdx.x / WARP; }

@@ -5,14 +5,27 @@ alignas(1024) unsigned char shared_memory[SHARED_BYTES];
 Place threadIdx, blockIdx, gridDim;
 Block blocks[AT_ONCE_MOST];
 int slot;
-jmp_buf scheduler;
 std::map<int, ClusterBarrier> of_clusters;
+static void* scheduler[5];
+static bool any_left;  // threads that had not ended before this turn
 static std::function<void()> body;
+
+void go_on() {
+  std::vector<Fiber>& fibers = here().fibers;
+  while (++threadIdx.x < (int)fibers.size()) {
+    Fiber& fiber = fibers[threadIdx.x];
+    if (fiber.ended) continue;
+    any_left = true;
+    if (std::exchange(fiber.has_begun, true)) __builtin_longjmp(fiber.at, 1);
+    setcontext(&fiber.context);
+  }
+  __builtin_longjmp(scheduler, 1);
+}
 
 static void run_fiber() {
   body();
   me().ended = true;
-  _longjmp(scheduler, 1);
+  go_on();
 }
 
 static void start(Fiber& fiber) {
@@ -23,11 +36,11 @@ static void start(Fiber& fiber) {
   makecontext(&fiber.context, run_fiber, 0);
 }
 
-// Until it waits, or has ended.
-static void resume(Fiber& fiber) {
-  if (_setjmp(scheduler)) return;
-  if (std::exchange(fiber.has_begun, true)) _longjmp(fiber.at, 1);
-  setcontext(&fiber.context);
+// Every thread of the block that is here, until it waits or has ended.
+static void run_turn() {
+  any_left = false;
+  threadIdx.x = -1;
+  if (!__builtin_setjmp(scheduler)) go_on();
 }
 
 static void begin(Block& block, int index, int threads, int shared_bytes) {
@@ -42,19 +55,12 @@ const int IN_A_ROW = 8;  // turns, as a block brings its shared memory along and
 
 // Every thread of a block, until it has waited a few times; whether any was left.
 static bool run_turns(Block& block) {
-  bool any = true;
+  any_left = true;
   blockIdx = {block.index % gridDim.x, block.index / gridDim.x};
   memcpy(shared_memory, block.shared.data(), block.shared.size());
-  for (int turn = 0; any && turn < IN_A_ROW; turn++) {
-    any = false;
-    for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
-      if (me().ended) continue;
-      any = true;
-      resume(me());
-    }
-  }
+  for (int turn = 0; any_left && turn < IN_A_ROW; turn++) run_turn();
   memcpy(block.shared.data(), shared_memory, block.shared.size());
-  return any;
+  return any_left;
 }
 
 // The order in which blocks begin: those of a cluster one behind the other.
