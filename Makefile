@@ -33,7 +33,11 @@ demo: install
 # Three processes of one thread each, for two cores: a quarter of the time tests wait for processes of their
 # own. The suite measures nothing.
 # Bytecode is kept, whatever the environment says: without it each process compiles all tests anew.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# Memory of tensors is kept for the next ones, a twentieth of the time: by default the C library gives it
+# back at once, and the kernel clears it anew.
+KEEP_MEMORY = MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(KEEP_MEMORY) \
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: install
 	$(PYTEST) -m "not slow or model"
