@@ -64,7 +64,7 @@ class Shares:
 
 def shares_of(kernels: Sequence[Span]) -> Shares:
     """Kernels in the order of their starts, in microseconds. Between the starts of two rounds lies
-    a round, or a round and prompts."""
+    a round, or a round and prompts; what lies before the first is prompts."""
     starts = [one.start for one in kernels if one.name == ROUND]
     idle, end = 0.0, kernels[0].start
     for one in kernels:
@@ -72,11 +72,12 @@ def shares_of(kernels: Sequence[Span]) -> Shares:
         end = max(end, one.end)
     firsts = [one.start for one in kernels if PROMPT in one.name]
     with_prompts, alone = list[float](), list[float]()
+    lead = starts[0] - kernels[0].start if any(one < starts[0] for one in firsts) else 0.0
     for begin, following in pairwise(starts):
         has_prompt = any(begin <= one < following for one in firsts)
         (with_prompts if has_prompt else alone).append(following - begin)
     usual = median(alone)
-    beside = sum(one - usual for one in with_prompts)
+    beside = lead + sum(one - usual for one in with_prompts)
     return Shares(
         (end - kernels[0].start) / 1e6, idle / 1e6, beside / 1e6, len(starts), usual / 1e6
     )

@@ -39,3 +39,10 @@ def test_time_without_kernels_is_idle_from_five_microseconds_on() -> None:
 def test_a_kernel_within_another_does_not_end_it() -> None:
     found = shares_of(spans((ROUND, 0, 50), ("beside", 10, 20), ("b", 48, 60), (ROUND, 60, 70)))
     assert found.idle == 0.0
+
+
+def test_prompts_before_the_first_round_count() -> None:
+    prompt = (f"{PROMPT}_attention", 0, 90)
+    found = shares_of(spans(prompt, (ROUND, 100, 110), ("a", 110, 200), (ROUND, 200, 210)))
+    assert found.prompts == pytest.approx(100e-6)
+    assert found.idle == pytest.approx(10e-6)
