@@ -16,6 +16,7 @@ from specengine.kernels.linear.round_triton import room_for, store_rounded, wait
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
 
 _BLOCK = 1024
+_MOST_WARPS = 32  # of a whole row, which one program rounds
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def act_and_mul(x: Tensor, activation: str, rounds: int = NOT_ROUNDED) -> Tensor
         ROUNDS=rounds,
         DEPENDENT=dependent,
         BLOCK=block,
-        num_warps=min(4 * block // _BLOCK, 16),
+        num_warps=min(4 * block // _BLOCK, _MOST_WARPS),
         **({"launch_pdl": True} if dependent else {}),
     )
     return put_beside(out, codes, scale) if rounds else out
