@@ -144,6 +144,14 @@ def _add_pairs(a, b, c, d):
 
 
 @triton.jit
+def stepped(memory, q, k, v, dot, write, decay):
+    """A token's rule: memory [K, E] behind it, and its output [E]. dot: q times k."""
+    read, out = tl.reduce((memory * k[:, None], memory * q[:, None]), 0, _add_pairs)
+    delta = write * (v - decay * read)
+    return memory * decay + k[:, None] * delta[None, :], decay * out + dot * delta
+
+
+@triton.jit
 def _step_kernel(
     q_ptr,
     k_ptr,
@@ -183,12 +191,9 @@ def _step_kernel(
     v = tl.load(v_ptr + place * E + e_order, mask=e_real, other=0.0)
     write, decay = tl.load(writes_ptr + place), tl.load(decays_ptr + place)
     dot = tl.load(dots_ptr + group)
-    read, out = tl.reduce((memory * k[:, None], memory * q[:, None]), 0, _add_pairs)
-    delta = write * (v - decay * read)
-    out = decay * out + dot * delta
+    memory, out = stepped(memory, q, k, v, dot, write, decay)
     tl.store(out_ptr + place * E + e_order, out, mask=e_real)
-    moved = memory * decay + k[:, None] * delta[None, :]
-    tl.store(memory_ptr, moved, mask=in_memory)
+    tl.store(memory_ptr, memory, mask=in_memory)
 
 
 def decode(

@@ -63,9 +63,12 @@ def _scaled_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor
 
 
 def _rounded(x: Tensor, form: Fp8Input) -> Tensor:
+    """x as its codes give it, of x's dtype: they are to a kernel what those of a weight are."""
+    from specengine.kernels.linear import dequantise_triton
+
     codes, scale = quantise_rows(x, form)
-    wide = codes.to(torch.float32).view(len(x), scale.shape[1], -1) * scale[:, :, None]
-    return wide.view(x.shape).to(x.dtype)
+    kept = Fp8Weight(codes, scale, 1, x.shape[1] // scale.shape[1])
+    return dequantise_triton.dequantise(kept, x.dtype)
 
 
 def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
