@@ -35,6 +35,7 @@ from specengine.kernels.delta.types import (
     DeltaWeights,
     PromptBatch,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _COLUMNS = 32  # of a head's memory, in one program of the last kernel
 _BLOCK = 16  # tokens that are solved for one by one
@@ -441,7 +442,7 @@ def extend(
         num_warps=4,
     )
     columns = min(values, _COLUMNS)
-    _memory_kernel[len(batch.rows_B), heads, triton.cdiv(shape.value_dim, columns)](
+    _memory_kernel[len(batch.rows_B), heads, cdiv(shape.value_dim, columns)](
         held.q,
         held.k,
         held.values,
@@ -524,4 +525,4 @@ def _sizes(shape: DeltaShape) -> dict[str, Any]:
 
 
 def _block(size: int) -> int:
-    return max(int(triton.next_power_of_2(size)), 16)
+    return max(power_of_2(size), 16)

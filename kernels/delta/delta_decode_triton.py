@@ -35,6 +35,7 @@ from specengine.kernels.delta.types import (
     NodeBatch,
 )
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import cdiv, power_of_2
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def decode(
     dependent = has_dependent_launch(mixed)
     launch = {"launch_pdl": True} if dependent else {}
     sizes_of = {"G": groups, "M": heads, "K": key, "E": value, "DEPENDENT": dependent}
-    block_k, block_e = triton.next_power_of_2(key), triton.next_power_of_2(value)
+    block_k, block_e = power_of_2(key), power_of_2(value)
     _token_kernel[len(nodes.rows_B), groups + heads](
         mixed,
         given.write_TM,
@@ -240,7 +241,7 @@ def decode(
         **launch,
     )
     columns = min(block_e, form.columns)
-    _step_kernel[heads * triton.cdiv(value, columns), len(nodes.rows_B)](
+    _step_kernel[heads * cdiv(value, columns), len(nodes.rows_B)](
         *tokens,
         state.memory,
         out,

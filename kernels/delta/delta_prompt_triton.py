@@ -23,6 +23,7 @@ from specengine.kernels.delta.types import (
     DeltaWeights,
     PromptBatch,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
 
 # One warp: its sums need no barrier, of which each token would have two.
 FORM = Form(32, 1)
@@ -177,8 +178,8 @@ def extend(
     places = batch.places
     out = state.memory.new_empty(len(given.mixed_TC), shape.num_heads, shape.value_dim)
     tokens = prompt_tokens(given, weights, state, batch, shape)
-    columns = min(triton.next_power_of_2(shape.value_dim), form.columns)
-    grid = shape.num_heads * triton.cdiv(shape.value_dim, columns), len(batch.rows_B)
+    columns = min(power_of_2(shape.value_dim), form.columns)
+    grid = shape.num_heads * cdiv(shape.value_dim, columns), len(batch.rows_B)
     _prompt_rule_kernel[grid](
         tokens.q,
         tokens.k,
@@ -198,7 +199,7 @@ def extend(
         K=shape.key_dim,
         E=shape.value_dim,
         SAVES=places.num_saves,
-        BLOCK_K=triton.next_power_of_2(shape.key_dim),
+        BLOCK_K=power_of_2(shape.key_dim),
         BLOCK_E=columns,
         num_warps=form.warps,
     )
@@ -214,7 +215,7 @@ def keep_inputs(
     # Saves read what the ends then write over.
     for saves in (places.num_saves, 0) if places.num_saves else (0,):
         held = shape.conv_width - 1
-        _tail_kernel[len(batch.rows_B), triton.cdiv(shape.channels, CHANNELS), max(saves, 1)](
+        _tail_kernel[len(batch.rows_B), cdiv(shape.channels, CHANNELS), max(saves, 1)](
             state.inputs,
             mixed,
             batch.rows_B,
@@ -226,7 +227,7 @@ def keep_inputs(
             C=shape.channels,
             HELD=held,
             SAVES=saves,
-            BLOCK_H=triton.next_power_of_2(held),
+            BLOCK_H=power_of_2(held),
             BLOCK_C=CHANNELS,
             num_warps=4,
         )

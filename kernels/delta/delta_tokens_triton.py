@@ -30,6 +30,7 @@ from specengine.kernels.delta.types import (
     DeltaWeights,
     PromptBatch,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _TOKENS = 16  # of a program
 
@@ -183,7 +184,7 @@ def prompt_tokens(
         writes=wide(count, heads),
         decays=wide(count, heads),
     )
-    _prompt_tokens_kernel[triton.cdiv(count, _TOKENS), groups + heads](
+    _prompt_tokens_kernel[cdiv(count, _TOKENS), groups + heads](
         mixed,
         given.write_TM,
         given.decay_TM,
@@ -213,8 +214,8 @@ def prompt_tokens(
         EPS=NORM_EPS,
         SCALE=shape.key_dim**-0.5,
         TOKENS=_TOKENS,
-        BLOCK_K=triton.next_power_of_2(shape.key_dim),
-        BLOCK_E=triton.next_power_of_2(shape.value_dim),
+        BLOCK_K=power_of_2(shape.key_dim),
+        BLOCK_E=power_of_2(shape.value_dim),
         num_warps=4,
     )
     return made

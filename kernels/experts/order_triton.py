@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _CHUNK = 128  # slots of a program, at most
 _CELLS = 128 * 256  # slots x experts of a program, whose ranks take 4 bytes each of shared memory
@@ -164,13 +165,13 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
     dependent = has_dependent_launch(ids)
     options = {
         "DEPENDENT": dependent,
-        "BLOCK_E": triton.next_power_of_2(num_experts),
+        "BLOCK_E": power_of_2(num_experts),
         **({"launch_pdl": True} if dependent else {}),
     }
     if num_slots > _MOST_COMPARED:
         _by_counting(ids, found, num_experts, tile, options)
         return found
-    _compare_kernel[(triton.cdiv(num_slots, _COMPARED) + 1,)](
+    _compare_kernel[(cdiv(num_slots, _COMPARED) + 1,)](
         ids,
         found.slots,
         found.tiles,
@@ -179,7 +180,7 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
         num_experts,
         TILE=tile,
         OWN=_COMPARED,
-        BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
+        BLOCK_S=max(power_of_2(num_slots), 16),
         num_warps=4,
         **options,
     )
@@ -191,7 +192,7 @@ def _by_counting(
 ) -> None:
     num_slots = len(found.slots)
     chunk = min(_CHUNK, _CELLS // options["BLOCK_E"])
-    num_chunks = triton.cdiv(num_slots, chunk)
+    num_chunks = cdiv(num_slots, chunk)
     counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=ids.device)
     options = {**options, "CHUNK": chunk, "num_warps": 8}
     _count_kernel[(num_chunks,)](ids, counts, num_slots, num_experts, **options)

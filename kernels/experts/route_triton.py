@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts.types import Chosen, Router, Routing
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _INPUTS = 128
 _STEP = 512  # bytes of a step; the first weights are read before the kernel ahead has ended
@@ -195,12 +196,12 @@ def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None =
     if not rows:
         return Chosen(ids, weights)
     parts = min(max(hidden // _PART, 1), _MOST_PARTS)
-    part_size = triton.cdiv(triton.cdiv(hidden, parts), _INPUTS) * _INPUTS
-    parts = triton.cdiv(hidden, part_size)
+    part_size = cdiv(cdiv(hidden, parts), _INPUTS) * _INPUTS
+    parts = cdiv(hidden, part_size)
     logits = torch.empty(parts, rows, num_experts, dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x)
     launch = {"launch_pdl": True} if dependent else {}
-    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(num_experts, tile.experts), parts)
+    grid = (cdiv(rows, tile.rows), cdiv(num_experts, tile.experts), parts)
     _logits_kernel[grid](
         x,
         router.weight,
@@ -237,9 +238,9 @@ def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None =
         CHOSEN_GROUPS=routing.num_chosen_groups,
         GROUP_BEST=routing.group_best,
         DEPENDENT=dependent,
-        BLOCK_G=triton.next_power_of_2(routing.num_groups),
-        BLOCK_M=triton.next_power_of_2(group_size),
-        BLOCK_C=triton.next_power_of_2(routing.num_chosen),
+        BLOCK_G=power_of_2(routing.num_groups),
+        BLOCK_M=power_of_2(group_size),
+        BLOCK_C=power_of_2(routing.num_chosen),
         num_warps=1,
         maxnreg=_REGISTERS,
         **launch,

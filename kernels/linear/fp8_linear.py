@@ -39,8 +39,10 @@ def fp8_linear(
         if scales_product(x, weight):
             return _scaled_product(x, weight, bias)
         if len(x) > MAX_ROWS:
-            rounded = x if weight.input is None else _rounded(x, weight.input)
-            return F.linear(rounded, dequantise_triton.dequantise(weight, x.dtype), bias)
+            if weight.input is None:
+                return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
+            rounded = quantise_rows(x, weight.input, backend="triton")
+            return F.linear(*dequantise_triton.dequantise_both(*rounded, weight, x.dtype), bias)
     return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias)
 
 
@@ -60,15 +62,6 @@ def _scaled_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor
         codes, by_row.codes.t(), scale, by_row.scale.view(1, -1), out_dtype=x.dtype
     )
     return out if bias is None else out + bias
-
-
-def _rounded(x: Tensor, form: Fp8Input) -> Tensor:
-    """x as its codes give it, of x's dtype: they are to a kernel what those of a weight are."""
-    from specengine.kernels.linear import dequantise_triton
-
-    codes, scale = quantise_rows(x, form)
-    kept = Fp8Weight(codes, scale, 1, x.shape[1] // scale.shape[1])
-    return dequantise_triton.dequantise(kept, x.dtype)
 
 
 def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
