@@ -38,7 +38,10 @@ from specengine.kernels.precompile import precompile
 
 TILES = [
     LogitsTile(*one)
-    for one in ((16, 32, 2), (32, 16, 2), (32, 32, 2), (32, 32, 4), (64, 16, 2), (32, 64, 4))
+    for one in (
+        *((16, 16, 2), (16, 32, 2), (32, 16, 2), (32, 32, 2), (32, 32, 4), (64, 16, 2)),
+        *((32, 64, 4), (32, 64, 8), (32, 128, 8)),
+    )
 ]
 LAYERS, CALLS, TURNS, EPS = 4, 40, 9, 1e-6
 Route = Callable[[Tensor, Router, Routing], Chosen]
