@@ -71,7 +71,7 @@ def rows_of_length_1(x, EPS: tl.constexpr):
     return x * (1.0 / tl.sqrt(tl.sum(x * x, 1) + EPS))[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _prompt_tokens_kernel(
     mixed_ptr,
     write_ptr,
@@ -174,7 +174,8 @@ def prompt_tokens(
     shape: DeltaShape,
 ) -> PromptTokens:
     places, mixed = batch.places, given.mixed_TC
-    count, groups, heads = len(mixed), shape.num_key_heads, shape.num_heads
+    # Rows behind the last request's belong to none.
+    count, groups, heads = len(places.requests), shape.num_key_heads, shape.num_heads
     wide, keys = state.memory.new_empty, (count, groups, shape.key_dim)
     made = PromptTokens(
         q=wide(keys),
