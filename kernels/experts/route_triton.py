@@ -41,7 +41,8 @@ class LogitsTile:
 
 
 _LOGITS = LogitsTile()
-# Of many rows, which programs of few experts would read again and again.
+# Of many rows of 16 bits, which programs of few experts would read again and again; of float32 it
+# would spill.
 _LOGITS_OF_MANY = LogitsTile(32, 64, 8)
 _MANY = 512  # rows
 _GONE = tl.constexpr(-(2**31))  # an order behind those of all numbers
@@ -193,7 +194,8 @@ def _choose_kernel(
 def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None = None) -> Chosen:
     """route.route; tile: in place of the one in force."""
     x, (rows, hidden), num_experts = x.contiguous(), x.shape, len(router.weight)
-    tile = tile or (_LOGITS_OF_MANY if rows >= _MANY else _LOGITS)
+    are_many = rows >= _MANY and x.element_size() == 2
+    tile = tile or (_LOGITS_OF_MANY if are_many else _LOGITS)
     ids = torch.empty(rows, routing.num_chosen, dtype=torch.int32, device=x.device)
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
     if not rows:
