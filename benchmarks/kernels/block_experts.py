@@ -1,6 +1,6 @@
 """Experts of Qwen3-Next in FP8 blocks of 128 for dozens of rows, sorted by expert: tiles.
 
-    python -m benchmarks.kernels.block_experts [--rows 64 128] [--json FILE]
+    python -m benchmarks.kernels.block_experts [--rows 64 128 1920] [--json FILE]
 
 Microseconds of a layer's sorting and both products, in a graph over the weights of three layers, by
 the tile of each product, the other's as it is in force; rows choose experts evenly. "bytes": to
@@ -29,7 +29,7 @@ from benchmarks.kernels.packed_experts import pack
 from benchmarks.kernels.quantised import draw
 from specengine.kernels.experts import experts_triton, order_triton, packed_triton
 from specengine.kernels.experts.packed import PackedExpertWeights
-from specengine.kernels.experts.tiles import Tiles
+from specengine.kernels.experts.tiles import Tile, Tiles
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.norm import rms_norm
 from specengine.kernels.precompile import precompile
@@ -39,6 +39,14 @@ LAYERS, EPS = 3, 1e-6
 # Outputs of a program (of the second product twice as many), warps and stages.
 PROGRAMS = [*product((32, 64), (4,), (3, 4, 5)), (128, 8, 3), (128, 4, 3)]
 REGISTERS = (None, 96, 128)
+# Where experts have dozens of rows each: rows of a tile of either product, outputs, warps, stages,
+# registers. By 8 warps and 64 rows a multiprocessor has one program, of 128 registers two.
+SORTED = [
+    *((64, 64, 8, 3, 128), (64, 64, 8, 4, 128), (64, 64, 4, 3, None), (64, 64, 4, 3, 168)),
+    *((64, 32, 4, 3, 128), (64, 32, 4, 4, 128), (64, 32, 4, 3, 160), (64, 128, 8, 3, None)),
+    *((32, 64, 4, 3, None), (32, 64, 4, 3, 128), (32, 64, 4, 4, 128), (32, 64, 8, 3, 80)),
+    *((32, 32, 4, 4, 96), (128, 64, 8, 3, None)),
+]
 
 Layer = tuple[Chosen, PackedExpertWeights]
 
@@ -61,6 +69,10 @@ def candidates(usual: Tiles) -> dict[str, Tiles]:
             gate_up, down = (replace(one, registers=registers) for one in (first, second))
             found[f"gate_up {told}"] = replace(usual, gate_up=gate_up)
             found[f"down 2 x {told}"] = replace(usual, down=down)
+    for rows, outs, warps, stages, registers in SORTED if usual.gate_up.rows >= 32 else ():
+        tile = Tile(rows, outs, 128, warps, stages, registers=registers)
+        told = f"{rows} rows, {outs} outs, {warps} warps, {stages} stages, {registers} registers"
+        found[f"both {told}"] = Tiles(tile, replace(tile, outs=2 * outs))
     return found
 
 
