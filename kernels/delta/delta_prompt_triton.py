@@ -90,8 +90,7 @@ def _prompt_rule_kernel(
     head, block, request = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS, tl.program_id(1)
     group = head // (M // G)
     row = tl.load(rows_ptr + request).to(tl.int64)
-    at = tl.load(starts_ptr + request)
-    start, end = at, tl.load(starts_ptr + request + 1)
+    start, end = tl.load(starts_ptr + request), tl.load(starts_ptr + request + 1)
     k_order, e_order = tl.arange(0, BLOCK_K), block * BLOCK_E + tl.arange(0, BLOCK_E)
     e_real = e_order < E
     columns = head * K * E + k_order[:, None] * E + e_order[None, :]
@@ -100,29 +99,31 @@ def _prompt_rule_kernel(
     memory = tl.load(memory_ptr + row * M * K * E + columns, mask=known, other=0.0)
     # A token's numbers are loaded while the one before it is computed.
     q, k, dot, v, write, decay = _token(
-        q_ptr, k_ptr, dots_ptr, v_ptr, writes_ptr, decays_ptr, at, end, group, head, k_order,
-        e_order, G, M, K, E,
+        q_ptr, k_ptr, dots_ptr, v_ptr, writes_ptr, decays_ptr, start, end, group, head,
+        k_order, e_order, G, M, K, E,
     )  # fmt: skip
-    # Up to each save, in their order, and then to the end, whose slot is the request's own.
-    for part in range(SAVES + 1):
-        place, is_save = request * SAVES + part, part < SAVES
-        length = tl.load(save_lens_ptr + place, mask=is_save, other=0)
-        slot = tl.load(save_slots_ptr + place, mask=is_save, other=0)
-        stop = tl.where(is_save, start + length, end)
-        for token in range(at, stop):
-            q_now, k_now, dot_now, v_now, write_now, decay_now = q, k, dot, v, write, decay
-            q, k, dot, v, write, decay = _token(
-                q_ptr, k_ptr, dots_ptr, v_ptr, writes_ptr, decays_ptr, token + 1, end, group, head,
-                k_order, e_order, G, M, K, E,
-            )  # fmt: skip
-            memory, out = stepped(memory, q_now, k_now, v_now, dot_now, write_now, decay_now)
-            tl.store(out_ptr + (token * M + head) * E + e_order, out, mask=e_real)
-        at = tl.maximum(at, stop)
-        slot = tl.where(is_save, slot, row)
-        # A request may have fewer saves than another: those that there are not have the length 0.
-        is_kept = (length > 0) | (part == SAVES)
-        in_memory = (k_order < tl.where(is_kept, K, 0))[:, None] & e_real[None, :]
-        tl.store(memory_ptr + slot * M * K * E + columns, memory, mask=in_memory)
+    in_memory = (k_order < K)[:, None] & e_real[None, :]
+    # One loop: Triton 3.6 begins an inner one of each save's tokens at the first token again.
+    save, last = request * SAVES, request * SAVES + SAVES
+    stop = start
+    if SAVES:
+        stop = start + tl.load(save_lens_ptr + save)
+    for token in range(start, end):
+        q_now, k_now, dot_now, v_now, write_now, decay_now = q, k, dot, v, write, decay
+        q, k, dot, v, write, decay = _token(
+            q_ptr, k_ptr, dots_ptr, v_ptr, writes_ptr, decays_ptr, token + 1, end, group, head,
+            k_order, e_order, G, M, K, E,
+        )  # fmt: skip
+        memory, out = stepped(memory, q_now, k_now, v_now, dot_now, write_now, decay_now)
+        tl.store(out_ptr + (token * M + head) * E + e_order, out, mask=e_real)
+        if SAVES:
+            if token + 1 == stop:
+                slot = tl.load(save_slots_ptr + save)
+                tl.store(memory_ptr + slot * M * K * E + columns, memory, mask=in_memory)
+                save += 1
+                # A request may have fewer saves than another: the others have the length 0.
+                stop = start + tl.load(save_lens_ptr + save, mask=save < last, other=0)
+    tl.store(memory_ptr + row * M * K * E + columns, memory, mask=in_memory)
 
 
 @triton.jit
