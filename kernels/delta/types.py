@@ -143,12 +143,11 @@ class PromptBatch:
             [one.length for found in padded for one in found],
             [one.slot for found in padded for one in found],
         ]
-        numbers = torch.tensor([number for column in given for number in column], dtype=torch.int64)
-        requests = torch.repeat_interleave(torch.tensor(self.lens, dtype=torch.int64))
-        packed = _sent(torch.cat([numbers, requests]), self.rows_B.device)
-        columns = torch.split(packed, [*map(len, given), len(requests)])
-        starts_device, are_new, save_lens, save_slots, requests_device = columns
-        return PromptPlaces(starts_device, are_new, save_lens, save_slots, width, requests_device)
+        packed = torch.tensor([number for column in given for number in column], dtype=torch.int64)
+        columns = torch.split(_sent(packed, self.rows_B.device), [len(one) for one in given])
+        starts_device, are_new, save_lens, save_slots = columns
+        requests = torch.repeat_interleave(starts_device.diff(), output_size=starts[-1])
+        return PromptPlaces(starts_device, are_new, save_lens, save_slots, width, requests)
 
     @cached_property
     def chunks(self) -> PromptChunks:
