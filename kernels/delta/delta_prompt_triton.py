@@ -116,7 +116,7 @@ def _prompt_rule_kernel(
         )  # fmt: skip
         memory, out = stepped(memory, q_now, k_now, v_now, dot_now, write_now, decay_now)
         tl.store(out_ptr + (token * M + head) * E + e_order, out, mask=e_real)
-        if SAVES:
+        if SAVES:  # noqa: SIM102 (known when the kernel is compiled)
             if token + 1 == stop:
                 slot = tl.load(save_slots_ptr + save)
                 tl.store(memory_ptr + slot * M * K * E + columns, memory, mask=in_memory)
