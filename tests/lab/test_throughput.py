@@ -29,6 +29,7 @@ from specengine.lab.throughput.report import PLAIN, Peers, Point, Report, Settin
 from specengine.lab.throughput.run import ThroughputBench
 from specengine.lab.throughput.sheets import settings_lines, sheets
 from specengine.lab.throughput.workload import Workload
+from specengine.layers.rotary import rotary_fraction
 from specengine.runner.loader.source import ModelSource, resolve_model
 
 SMALL = Workload(batch_sizes=(1, 3), prompt_len=8, new_tokens=10, repeats=2)
@@ -84,6 +85,16 @@ def test_random_draft_keeps_nothing_of_single_layers_or_their_weights() -> None:
     assert (draft.model_type, draft.num_hidden_layers, draft.draft_vocab_size) == ("llama", 1, 32)
     assert not draft.attention_bias
     assert not hasattr(draft, "quantization_config")
+
+
+def test_random_draft_rotates_whole_heads_where_its_target_rotates_a_part() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    config = AutoConfig.for_model(**SHAPE, model_type="glm4", rope_parameters=rope)
+    assert rotary_fraction(config) == 0.25
+    with random_eagle3(config, 32) as folder:
+        draft = AutoConfig.from_pretrained(folder)
+    assert rotary_fraction(draft) == 1.0
+    assert draft.rope_parameters["rope_theta"] == 1e4
 
 
 def test_too_few_layers_for_features() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 
 from specengine.core.errors import ConfigError
 
-# Of the target's configuration what is said of its layers one by one, and of its weights.
-_OF_TARGET = ("layer_types", "quantization_config")
+# Of the target's configuration what is said of its layers one by one, of its weights, and of a part
+# of a head that is rotated: the draft rotates all of it.
+_OF_TARGET = ("layer_types", "quantization_config", "partial_rotary_factor")
 
 
 @contextmanager
@@ -37,7 +38,9 @@ def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
             "draft's must be some of these"
         )
     layers = feature_layers(config.num_hidden_layers)
-    kept = {name: one for name, one in config.to_dict().items() if name not in _OF_TARGET}
+    kept = _without(_OF_TARGET, config.to_dict())
+    if isinstance(rope := kept.get("rope_parameters"), dict):
+        kept["rope_parameters"] = _without(_OF_TARGET, rope)
     written = {
         **{name: one for name, one in kept.items() if not name.startswith("_")},
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -51,6 +54,10 @@ def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
     }
     (folder / "config.json").write_text(json.dumps(written, default=str))
     save_file(_tensors(config, draft_vocab), folder / "model.safetensors")
+
+
+def _without(names: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in given.items() if name not in names}
 
 
 def feature_layers(count: int) -> list[int]:
