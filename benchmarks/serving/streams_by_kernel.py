@@ -2,7 +2,7 @@
 need for the same bytes and operations.
 
     python benchmarks/serving/streams_by_kernel.py llama-3.1-8b-shape --streams 8 64
-    python benchmarks/serving/streams_by_kernel.py llama-3.1-8b-shape --random-draft 32000
+    python benchmarks/serving/streams_by_kernel.py llama-3.1-8b-shape --random-draft 32000  # too
     python benchmarks/serving/streams_by_kernel.py llama-3.1-8b-shape --mixed 1024 512 256
 
 In one process, without HTTP: a stream is one request after another, three each, prompts of token
@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -143,12 +143,14 @@ def draft_of(model: str, vocab: int | None) -> Iterator[SpecConfig | None]:
         yield SpecConfig(algorithm="EAGLE3", draft_model_path=folder, **forced)
 
 
-def rows_of(args: argparse.Namespace, mixed: int | None) -> Iterator[dict[str, Any]]:
+def rows_of(
+    args: argparse.Namespace, vocab: int | None, mixed: int | None
+) -> Iterator[dict[str, Any]]:
     flags: dict[str, Any] = {"load_format": "dummy", "disable_radix_cache": True}
     if mixed is not None:
         flags |= {"enable_mixed_chunk": True, "chunked_prefill_size": mixed}
     flags["context_length"] = args.prompt_len + args.new_tokens + 64
-    with draft_of(args.model, args.random_draft) as spec:
+    with draft_of(args.model, vocab) as spec:
         engine = LLM(args.model, spec, **flags).engine
     streams = Streams(engine, args.prompt_len, args.new_tokens)
     streams.settle()
@@ -185,8 +187,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=256)
     args = parser.parse_args()
     rows = []
-    for mixed in [None, *args.mixed]:
-        for row in rows_of(args, mixed):
+    drafts = dict.fromkeys([None, args.random_draft])  # without drafts, and with them if asked
+    for vocab, mixed in product(drafts, [None, *args.mixed]):
+        for row in rows_of(args, vocab, mixed):
             print(json.dumps(row), flush=True)
             rows.append(row)
         gc.collect()  # the engine's memory goes back before the next one plans its own
