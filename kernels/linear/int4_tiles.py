@@ -8,6 +8,7 @@ outputs (int_linear_cuda.py). Chosen by benchmarks/kernels/int4_rows.py on an H2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import ClassVar
 
@@ -131,13 +132,15 @@ class WideTile:
         return sum(len(range(way, columns // STAGE, self.ways)) for way in ways)
 
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
+        return self.shared_by(weight.shape[1], weight.scale.element_size(), eights)
+
+    def shared_by(self, columns: int, scale_bytes: int, eights: int) -> int:
         """A ring of rows and codes, over which sums are written, barriers, sums of ways, and the
         scales and zeros of all stages of a block."""
         rows = 8 * eights
         ring = self.slots * (2 * rows * STAGE + 64 * self.outs)
         sums = 0 if self.rounded else self.parts // self.blocks - (self.ways == self.parts)
-        words = 2 if weight.scale.element_size() == 4 else 1
-        scales = words * self.stages(weight.shape[1]) * self.outs
+        scales = (2 if scale_bytes == 4 else 1) * self.stages(columns) * self.outs
         return max(ring + 256 + 4 * (sums * rows * self.outs + scales), 4 * rows * (self.outs + 4))
 
 
@@ -190,42 +193,47 @@ def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
 
 
 def wide_tile(weight: IntWeight, num_rows: int) -> WideTile:
+    return _least_busy(*weight.shape, weight.scale.element_size(), num_rows)
+
+
+@cache
+def _least_busy(num_outs: int, columns: int, scale_bytes: int, num_rows: int) -> WideTile:
     """That whose blocks keep the multiprocessors busy for the shortest; of equals one of which two
     blocks are beside each other, then the first."""
     if num_rows > EXACT_ROWS:
         shapes = [(12, 16), (8, 16)]
     else:
         shapes = [(16, 8), (12, 8), (8, 8), (4, 8), *([(8, 16)] if num_rows > 64 else [])]
-    ways, parts = ways_of(*weight.shape), parts_of(*weight.shape)
+    ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
     rounded = num_rows > EXACT_ROWS
     found = []
     for (warps, most_eights), blocks, slots in product(shapes, blocks_of(parts), (8, 4, 3)):
         tile = WideTile(warps, most_eights, ways, parts, blocks, slots, rounded)
-        at_once = _blocks_at_once(tile, weight, tile.eights_of(num_rows))
-        if at_once and (slots < 8 or warps == 4):
-            found.append((_busy(tile, weight, num_rows, at_once), -at_once, tile))
+        eights = tile.eights_of(num_rows)
+        shared = tile.shared_by(columns, scale_bytes, eights)
+        if shared <= MOST_SHARED and (slots < 8 or warps == 4):
+            at_once = _blocks_at_once(tile, shared, eights)
+            across, down, _ = tile.grid(num_outs, num_rows)
+            busy = _busy(tile, across * down, at_once, eights) * tile.stages(columns)
+            found.append((busy, -at_once, tile))
     return min(found, key=lambda one: one[:2])[2]
 
 
-def _blocks_at_once(tile: WideTile, weight: IntWeight, eights: int) -> int:
-    """Of a multiprocessor, as int4_wgmma.cu shares its registers; 0 if shared memory is short. Each
-    block takes another KiB of it."""
-    shared = tile.shared_bytes(weight, eights)
-    if 2 * shared <= MOST_SHARED - 1024 and (tile.warps == 4 or (tile.warps == 8 and eights <= 8)):
-        return 2
-    return int(shared <= MOST_SHARED)
+def _blocks_at_once(tile: WideTile, shared: int, eights: int) -> int:
+    """Of a multiprocessor, as int4_wgmma.cu shares its registers. Each block takes another KiB of
+    shared memory."""
+    fit = 2 * shared <= MOST_SHARED - 1024
+    return 1 + int(fit and (tile.warps == 4 or (tile.warps == 8 and eights <= 8)))
 
 
-def _busy(tile: WideTile, weight: IntWeight, num_rows: int, at_once: int) -> int:
-    """How long blocks keep a multiprocessor busy, in outputs times rows (in eights) of a stage:
+def _busy(tile: WideTile, num_blocks: int, at_once: int, eights: int) -> int:
+    """How long blocks of one stage keep a multiprocessor busy, in outputs times rows (in eights):
     codes are widened once whatever the rows, and rows are copied whatever the outputs. Blocks of a
     cluster come to a multiprocessor together even where others have none."""
-    across, down, _ = tile.grid(weight.shape[0], num_rows)
-    eights = tile.eights_of(num_rows)
     processors = _IN_CLUSTERS if tile.blocks >= 4 else _PROCESSORS
-    full, rest = divmod(across * down, at_once * processors)
+    full, rest = divmod(num_blocks, at_once * processors)
     turns = full * at_once + -(-rest // processors)
     if tile.blocks > 1:
         turns = max(turns, at_once)
     of_stage = tile.outs * (eights + _TO_WIDEN) + _TO_COPY * eights
-    return turns * tile.stages(weight.shape[1]) * max(of_stage, _LEAST // at_once)
+    return turns * max(of_stage, _LEAST // at_once)
