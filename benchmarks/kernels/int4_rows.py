@@ -6,8 +6,9 @@ Each tile is compared with a product in float64 of the same codes, and its rows 
 kernel for few rows that has its order of sums, bit for bit (of a tile that rounds weights, with
 its own among fewer rows). Then all tiles of a shape and a number of rows beside what is chosen,
 Triton, a dequantised weight and one of bfloat16: captured graphs over copies of the weight that
-exceed the L2 cache, replayed by turns; medians are told. Layers of an 8B, groups of 128. Both
-kinds take about a minute on an H200; what is chosen replaces its table if all shapes were timed.
+exceed the L2 cache, replayed by turns; medians are told, and a layer's sum of what is chosen.
+Layers of an 8B, groups of 128. Both kinds take about a minute on an H200; what is chosen replaces
+its table if all shapes were timed.
 """
 
 from __future__ import annotations
@@ -33,8 +34,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import report
 
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, expected, four_bits
+from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
-from specengine.kernels.linear.int4_tiles import FewTile, Tile, WideTile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import (
+    FewTile,
+    Tile,
+    WideTile,
+    blocks_of,
+    parts_of,
+    ways_of,
+)
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -46,7 +55,7 @@ TURNS = 9
 FEW = [(2, 2), (2, 4), (4, 2), (2, 2, True)]
 # Warps, most rows in eights, stages, and whether weights are rounded.
 WIDE = [
-    *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3), (8, 16, 3)),
+    *((16, 8, 4), (12, 8, 4), (8, 8, 4), (8, 8, 3), (4, 8, 8), (4, 8, 4), (8, 16, 3)),
     *((8, 16, 4, True), (12, 16, 3, True), (12, 16, 4, True)),
 ]
 TITLE = "Products with 4-bit weights"
@@ -58,7 +67,10 @@ def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
     found: dict[str, list[Tile]] = {
         "few": [FewTile(n, ways, *rest, parts=parts) for n, *rest in FEW],
-        "wide": [WideTile(n, most, ways, parts, *rest) for n, most, *rest in WIDE],
+        "wide": [
+            WideTile(n, most, ways, parts, blocks, *rest)
+            for blocks, (n, most, *rest) in product(blocks_of(parts), WIDE)
+        ],
     }
     return [tile for kind in kinds for tile in found[kind]]
 
@@ -79,14 +91,16 @@ def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
     return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
 
 
-def is_timed(tile: Tile, rows: int) -> bool:
+def is_timed(tile: Tile, weight: IntWeight, rows: int) -> bool:
     if isinstance(tile, FewTile):
         return rows <= 32
+    if tile.shared_bytes(weight, tile.eights_of(rows)) > MOST_SHARED:
+        return False
     least = 64 if tile.most_eights == 16 else 8
     return least <= rows <= 16 * tile.most_eights
 
 
-def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
+def forms(kinds: Sequence[str], shape: str, weight: IntWeight, rows: int) -> dict[str, Call]:
     """What is timed with so many rows."""
     found: dict[str, Call] = {"chosen": int_linear}
     if rows >= 16:
@@ -94,7 +108,7 @@ def forms(kinds: Sequence[str], shape: str, rows: int) -> dict[str, Call]:
     if rows >= 64:
         found |= {"dequantised": dequantised, "dequantising alone": dequantise}
     for tile in tiles_of(kinds, shape):
-        if is_timed(tile, rows):
+        if is_timed(tile, weight, rows):
             found[str(tile)] = partial(tiled, tile=tile)
     return found
 
@@ -103,7 +117,7 @@ def compile_all(kinds: Sequence[str], weight: IntWeight) -> None:
     """On all cores, before anything is timed."""
     with precompile():
         for shape, rows in product(SHAPES, ROWS):
-            for call in forms(kinds, shape, rows).values():
+            for call in forms(kinds, shape, weight, rows).values():
                 call(draw(rows, weight.shape[1]), weight)
 
 
@@ -111,7 +125,7 @@ def few_of(tile: Tile) -> FewTile:
     """A tile for few rows that has the order of sums of another one."""
     if isinstance(tile, FewTile):
         return tile
-    return FewTile(2, tile.ways, 2, parts=tile.blocks)
+    return FewTile(2, tile.ways, 2, parts=tile.parts)
 
 
 def check(kinds: Sequence[str], weight: IntWeight) -> list[dict[str, Any]]:
@@ -124,7 +138,7 @@ def check(kinds: Sequence[str], weight: IntWeight) -> list[dict[str, Any]]:
     for tile in sorted(tiles, key=str):
         rounded = isinstance(tile, WideTile) and tile.rounded
         alone = tiled(x[:64], weight, tile) if rounded else tiled(x[:16], weight, few_of(tile))
-        compiled = {tile.eights_of(rows) for rows in ROWS if is_timed(tile, rows)}
+        compiled = {tile.eights_of(rows) for rows in ROWS if is_timed(tile, weight, rows)}
         for rows in (64, most) if rounded else (1, 7, 16, 32, 37, 100, most):
             if tile.eights_of(rows) not in compiled:
                 continue
@@ -207,7 +221,7 @@ def time_shape(
         x = draw(rows, weight.shape[1])
         graphs = {
             name: captured(partial(call, x), held)
-            for name, call in forms(kinds, shape, rows).items()
+            for name, call in forms(kinds, shape, held[0], rows).items()
             if name not in wrong
         }
         graphs["bfloat16"] = captured(partial(F.linear, x), dense)
@@ -228,6 +242,14 @@ def print_shape(shape: str, found: Sequence[dict[str, Any]]) -> None:
             for rows in ROWS
         )
         print(f"{name:>52}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+
+
+def print_layer(figures: Sequence[dict[str, Any]]) -> None:
+    """The sum of a layer's products as they are chosen."""
+    for rows in ROWS:
+        us = [one["us"] for one in figures if (one["form"], one["rows"]) == ("chosen", rows)]
+        if len(us) == len(SHAPES):
+            print(f"a layer's products, {rows} rows: {sum(us):.1f} us")
 
 
 def table(figures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -270,6 +292,7 @@ def main() -> None:
     for shape in SHAPES:
         figures += (found := time_shape(args.kinds, shape, wrong, until))
         print_shape(shape, found)
+    print_layer(figures)
     if args.json is not None:
         facts = {"environment": environment(), "checks": checks, "figures": figures}
         args.json.write_text(json.dumps(facts, indent=1))

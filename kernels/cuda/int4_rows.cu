@@ -2,8 +2,9 @@
 // w[o, k] = (code[o, k] - zero[o, k / GROUP]) scale[o, k / GROUP].
 //
 // Compile-time: those of int4.cuh, NT (tiles of 16 outputs a block), MT (tiles of 8 rows a block),
-// WARPS, PARTS (of neighbouring warps, whose sums are added first), SLOTS (stages of a warp whose copies are
-// on their way), AHEAD (whether x is loaded a stage before it is multiplied), BIAS.
+// WARPS, PARTS (of neighbouring warps, whose sums are added first, then those of two neighbouring parts),
+// SLOTS (stages of a warp whose copies are on their way), AHEAD (whether x is loaded a stage before it is
+// multiplied), BIAS.
 //
 // A block computes 16 NT outputs of 8 MT rows; its warps take stages of 128 columns in turn. Codes go
 // through a ring in shared memory that each warp has for itself, so that many are on their way and
@@ -182,14 +183,17 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
   for (int cell = threadIdx.x; cell < ROWS * OUTS; cell += THREADS) {
     const int r = cell / OUTS, c = cell % OUTS, o = first_out + c;
     if (first_row + r >= num_rows || o >= num_outs) continue;
-    float sum = 0.f;
+    float sum = 0.f, of_even = 0.f;
 #pragma unroll
     for (int of = 0; of < PARTS; of++) {
       float of_part = 0.f;
 #pragma unroll
       for (int w = of * WARPS / PARTS; w < (of + 1) * WARPS / PARTS; w++)
         of_part += ((const float*)shared)[(w * ROWS + r) * WIDTH + c];
-      sum += of_part;
+      if (of % 2 == 0 && PARTS > 1)
+        of_even = of_part;
+      else
+        sum += of_even + of_part;
     }
     if (BIAS) sum += widen(bias[o]);
     out[(u64)(first_row + r) * num_outs + o] = (u16)(pack(sum, 0.f) & 0xffff);

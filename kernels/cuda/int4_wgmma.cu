@@ -4,8 +4,8 @@
 //
 // Compile-time: those of int4.cuh (NT 1, GROUP a multiple of 128, ZERO 0 or 1), MT (tiles of 8 rows a
 // block: 1, 2, 4, 8 or 16), WARPS (that multiply, a multiple of 4), SLOTS (stages in shared memory, 8 at
-// most), WAYS (warps that share the depth in int4_rows.cu), CLUSTER (blocks that share it here: PARTS there),
-// ROUNDED, BIAS.
+// most), WAYS (warps that share the depth in int4_rows.cu), PARTS (as there), CLUSTER (blocks that share the
+// depth here: PARTS, or half as many, of which each has two neighbouring parts), ROUNDED, BIAS.
 //
 // A block computes 16 WARPS outputs of 8 MT rows. Of four more warps, which need few registers and leave
 // theirs to the others, two copy x and codes into shared memory, and one shows to products what has landed: a
@@ -29,18 +29,21 @@
 #define SHARERS (32 * WARPS)  // threads that multiply
 #define COPIERS 64            // threads that copy
 #define THREADS (SHARERS + 128)
-#define WIDTH (OUTS + 4)       // of a row of sums: so that a warp's stores spare banks
-#define MINE (WAYS / CLUSTER)  // ways of a block
-#define EARLY 2                // stages whose codes are copied while the kernel ahead may still run
+#define WIDTH (OUTS + 4)            // of a row of sums: so that a warp's stores spare banks
+#define MINE (WAYS / CLUSTER)       // ways of a block,
+#define MY_PARTS (PARTS / CLUSTER)  // its parts,
+#define OF_PART (WAYS / PARTS)      // and the ways of one
+#define EARLY 2                     // stages whose codes are copied while the kernel ahead may still run
 
-// Shared memory: rings of x and of codes, barriers, sums of ways, scales and zeros.
+// Shared memory: rings of x and of codes, barriers, sums of the parts' ways but that of the last way,
+// scales and zeros.
 #define X_HALF (HALF * ROWS)  // bytes of 64 columns
 #define X_SLOT (2 * X_HALF)
 #define CODE_SLOT (64 * OUTS)
 #define CODES_AT (SLOTS * X_SLOT)
 #define BARRIERS_AT (CODES_AT + SLOTS * CODE_SLOT)
 #define WAYS_AT (BARRIERS_AT + 256)
-#define SCALES_AT (WAYS_AT + (MINE > 1 && !ROUNDED ? 4 * ROWS * OUTS : 0))
+#define SCALES_AT (WAYS_AT + (ROUNDED ? 0 : (MY_PARTS - (OF_PART == 1)) * 4 * ROWS * OUTS))
 #define WORDS (SCALE == 2 ? 2 : 1)                      // of a scale and a zero
 #define LANDED(slot) (base + BARRIERS_AT + (slot) * 8)  // barriers: a stage has landed,
 #define SHOWN(slot) (LANDED(slot) + 64)                 // is there for products,
@@ -63,6 +66,7 @@ __device__ __forceinline__ void add_blocks(const float* partial, const u16* bias
     const int r = cell / OUTS * CLUSTER + rank, c = cell % OUTS, o = first_block + c;
     if (r >= rows || o >= num_outs) continue;
     float sum[4] = {};
+    float4 of_even = {};
 #pragma unroll
     for (int block = 0; block < CLUSTER; block++) {
 #if CLUSTER > 1
@@ -70,7 +74,12 @@ __device__ __forceinline__ void add_blocks(const float* partial, const u16* bias
 #else
       const float4 of_block = *(const float4*)(partial + r * WIDTH + c);
 #endif
-      sum[0] += of_block.x, sum[1] += of_block.y, sum[2] += of_block.z, sum[3] += of_block.w;
+      if (CLUSTER > 1 && MY_PARTS == 1 && block % 2 == 0) {  // with the one behind it first
+        of_even = of_block;
+      } else {
+        sum[0] += of_even.x + of_block.x, sum[1] += of_even.y + of_block.y;
+        sum[2] += of_even.z + of_block.z, sum[3] += of_even.w + of_block.w;
+      }
     }
     if (BIAS) {
 #pragma unroll
@@ -178,12 +187,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
 #pragma unroll
         for (int i = 0; i < 4 * MT; i++) acc[i] += (i % 4 < 2 ? of_0.by : of_1.by) * sums[i];
         if (MINE > 1 && --left == 0 && turn + 1 < count) {
-          const bool is_first = way == rank * MINE;
+          const bool is_first = way % OF_PART == 0;
+          float* of_part = of_ways + (way % MINE / OF_PART) * 4 * MT * SHARERS;
           way++;
           left = (stages - way + WAYS - 1) / WAYS;
 #pragma unroll
           for (int i = 0; i < 4 * MT; i++) {
-            float* to_way = of_ways + i * SHARERS;
+            float* to_way = of_part + i * SHARERS;
             *to_way = (is_first ? 0.f : *to_way) + acc[i];
             acc[i] = 0.f;
           }
@@ -196,8 +206,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
       keep(acc);
     }
 #pragma unroll
-    for (int i = 0; i < 4 * MT; i++)
-      if (MINE > 1 && !ROUNDED) acc[i] += of_ways[i * SHARERS];
+    for (int i = 0; i < 4 * MT; i++) {
+      if (OF_PART > 1 && !ROUNDED) acc[i] += of_ways[((MY_PARTS - 1) * 4 * MT + i) * SHARERS];
+      if (MY_PARTS > 1 && !ROUNDED) acc[i] += of_ways[i * SHARERS];
+    }
     __syncthreads();  // the rings are read no more
 
     float* partial = (float*)shared;  // [ROWS][WIDTH]

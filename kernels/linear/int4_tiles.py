@@ -8,6 +8,7 @@ outputs (int_linear_cuda.py). Chosen by benchmarks/kernels/int4_rows.py on an H2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import ClassVar
 
@@ -25,13 +26,16 @@ _PROCESSORS = 132  # of an H100 or H200
 _IN_CLUSTERS = 120  # of them that clusters of four or eight blocks fill: 128 blocks do not fit
 _FULL = 128  # blocks of 128 outputs that nearly fill the 132 multiprocessors of an H100 or H200
 _DEEP = 8192  # columns
+# What a stage of a block takes beside its products, in outputs times rows (in eights): widening the
+# codes of an output, copying eight rows; and what the smallest stage takes, which waits for copies.
+_TO_WIDEN, _TO_COPY, _LEAST = 8, 80, 1400
 
 
 @dataclass(frozen=True)
 class FewTile:
     """Shape of a block of the kernel for few rows: outputs (in sixteens), warps that share the
     depth, stages of a warp whose codes are on their way, whether x is loaded a stage ahead, and
-    parts of neighbouring warps, whose sums are added first."""
+    parts of neighbouring warps, whose sums are added first, then those of two parts."""
 
     sixteens: int
     warps: int
@@ -76,13 +80,15 @@ class FewTile:
 @dataclass(frozen=True)
 class WideTile:
     """Shape of a block of the kernel for dozens and hundreds of rows, which multiplies by four
-    warps together: warps of 16 outputs that multiply, rows (in eights) at most, ways (the warps of
-    the kernel for few rows), blocks that share them (its parts), stages in shared memory, and
-    whether weights are rounded to half precision before they are multiplied."""
+    warps together: warps of 16 outputs that multiply, rows (in eights) at most, ways and parts (the
+    warps of the kernel for few rows, and its parts), blocks that share the depth (of one or two
+    parts), stages in shared memory, and whether weights are rounded to half precision before they
+    are multiplied."""
 
     warps: int
     most_eights: int
     ways: int
+    parts: int
     blocks: int
     slots: int
     rounded: bool = False
@@ -90,12 +96,17 @@ class WideTile:
     kernel: ClassVar[str] = "int4_wgmma"
 
     def __str__(self) -> str:
-        tile = f"{self.outs} outs {8 * self.most_eights} rows {self.ways} ways {self.blocks} blocks"
-        return f"wide {tile} {self.slots} slots{' rounded' * self.rounded}"
+        tile = f"{self.outs} outs {8 * self.most_eights} rows {self.ways} ways {self.parts} parts"
+        return f"wide {tile} {self.blocks} blocks {self.slots} slots{' rounded' * self.rounded}"
 
     @property
     def defines(self) -> dict[str, int]:
-        return {"WAYS": self.ways, "CLUSTER": self.blocks, "ROUNDED": int(self.rounded)}
+        return {
+            "WAYS": self.ways,
+            "PARTS": self.parts,
+            "CLUSTER": self.blocks,
+            "ROUNDED": int(self.rounded),
+        }
 
     @property
     def outs(self) -> int:
@@ -115,18 +126,22 @@ class WideTile:
         rows = 8 * self.eights_of(num_rows)
         return self.blocks * -(-num_rows // rows), -(-num_outs // self.outs), 1
 
+    def stages(self, columns: int) -> int:
+        """Of a block, of which the first has the most."""
+        ways = range(self.ways // self.blocks)
+        return sum(len(range(way, columns // STAGE, self.ways)) for way in ways)
+
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
+        return self.shared_by(weight.shape[1], weight.scale.element_size(), eights)
+
+    def shared_by(self, columns: int, scale_bytes: int, eights: int) -> int:
         """A ring of rows and codes, over which sums are written, barriers, sums of ways, and the
         scales and zeros of all stages of a block."""
         rows = 8 * eights
         ring = self.slots * (2 * rows * STAGE + 64 * self.outs)
-        ways = self.ways // self.blocks
-        of_ways = 0 if self.rounded or ways == 1 else 4 * rows * self.outs
-        stages = sum(len(range(way, weight.shape[1] // STAGE, self.ways)) for way in range(ways))
-        words = 2 if weight.scale.element_size() == 4 else 1
-        return max(
-            ring + 256 + of_ways + 4 * words * stages * self.outs, 4 * rows * (self.outs + 4)
-        )
+        sums = 0 if self.rounded else self.parts // self.blocks - (self.ways == self.parts)
+        scales = (2 if scale_bytes == 4 else 1) * self.stages(columns) * self.outs
+        return max(ring + 256 + 4 * (sums * rows * self.outs + scales), 4 * rows * (self.outs + 4))
 
 
 Tile = FewTile | WideTile
@@ -139,10 +154,17 @@ def ways_of(num_outs: int, columns: int) -> int:
 
 
 def parts_of(num_outs: int, columns: int) -> int:
-    """Of neighbouring ways, whose sums are added first: the blocks that share the depth in the
-    kernel for dozens of rows. As few as fill the card, and twice as many of a deep weight."""
-    parts = next((n for n in (1, 2, 4) if n * -(-num_outs // 128) >= _FULL), 8)
-    return min(8, 2 * parts if columns > _DEEP else parts)
+    """Of neighbouring ways, whose sums are added first, then those of two neighbouring parts: as
+    many blocks share the depth in the kernel for dozens of rows, or half as many, each of two
+    parts. As few as fill the card, and two of a deep weight, whose blocks have stages enough."""
+    if columns > _DEEP:
+        return 2
+    return next((n for n in (1, 2, 4) if n * -(-num_outs // 128) >= _FULL), 8)
+
+
+def blocks_of(parts: int) -> list[int]:
+    """That may share the depth in the kernel for dozens of rows."""
+    return sorted({parts, -(-parts // 2)}, reverse=True)
 
 
 def most_rows(num_outs: int, columns: int) -> int:
@@ -171,49 +193,47 @@ def few_tile(num_outs: int, columns: int, num_rows: int) -> FewTile:
 
 
 def wide_tile(weight: IntWeight, num_rows: int) -> WideTile:
-    """That whose blocks keep the multiprocessors busy for the shortest; of equals the first."""
+    return _least_busy(*weight.shape, weight.scale.element_size(), num_rows)
+
+
+@cache
+def _least_busy(num_outs: int, columns: int, scale_bytes: int, num_rows: int) -> WideTile:
+    """That whose blocks keep the multiprocessors busy for the shortest; of equals one of which two
+    blocks are beside each other, then the first."""
     if num_rows > EXACT_ROWS:
         shapes = [(12, 16), (8, 16)]
-    elif num_rows > 64:
-        shapes = [(8, 16), (16, 8), (8, 8), (12, 8)]
     else:
-        shapes = [(16, 8), (8, 8), (12, 8)]
-    tiles = [_tile_of(weight, num_rows, *shape) for shape in shapes]
-    found = [tile for tile in tiles if tile is not None]
-    if found:
-        return min(found, key=lambda tile: _busy(tile, weight, num_rows))
-    narrow = _tile_of(weight, num_rows, 4, 8)
-    assert narrow is not None
-    return narrow
-
-
-def _tile_of(weight: IntWeight, num_rows: int, warps: int, most_eights: int) -> WideTile | None:
-    """With as many stages as fit in shared memory, where two blocks could be beside each other in
-    half of it."""
-    ways, parts = ways_of(*weight.shape), parts_of(*weight.shape)
+        shapes = [(16, 8), (12, 8), (8, 8), (4, 8), *([(8, 16)] if num_rows > 64 else [])]
+    ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
     rounded = num_rows > EXACT_ROWS
-    for count, slots in product((2, 1), (4, 3)):
-        tile = WideTile(warps, most_eights, ways, parts, slots, rounded)
+    found = []
+    for (warps, most_eights), blocks, slots in product(shapes, blocks_of(parts), (8, 4, 3)):
+        tile = WideTile(warps, most_eights, ways, parts, blocks, slots, rounded)
         eights = tile.eights_of(num_rows)
-        if count <= _blocks_at_once(tile, weight, eights):
-            return tile
-    return None
+        shared = tile.shared_by(columns, scale_bytes, eights)
+        if shared <= MOST_SHARED and (slots < 8 or warps == 4):
+            at_once = _blocks_at_once(tile, shared, eights)
+            across, down, _ = tile.grid(num_outs, num_rows)
+            busy = _busy(tile, across * down, at_once, eights) * tile.stages(columns)
+            found.append((busy, -at_once, tile))
+    return min(found, key=lambda one: one[:2])[2]
 
 
-def _blocks_at_once(tile: WideTile, weight: IntWeight, eights: int) -> int:
-    """Of a multiprocessor, as int4_wgmma.cu shares its registers; 0 if shared memory is short. Each
-    block takes another KiB of it."""
-    shared = tile.shared_bytes(weight, eights)
-    if 2 * shared <= MOST_SHARED - 1024 and (tile.warps == 4 or (tile.warps == 8 and eights <= 8)):
-        return 2
-    return int(shared <= MOST_SHARED)
+def _blocks_at_once(tile: WideTile, shared: int, eights: int) -> int:
+    """Of a multiprocessor, as int4_wgmma.cu shares its registers. Each block takes another KiB of
+    shared memory."""
+    fit = 2 * shared <= MOST_SHARED - 1024
+    return 1 + int(fit and (tile.warps == 4 or (tile.warps == 8 and eights <= 8)))
 
 
-def _busy(tile: WideTile, weight: IntWeight, num_rows: int) -> int:
-    """How long blocks keep a multiprocessor busy, in outputs times rows."""
-    across, down, _ = tile.grid(weight.shape[0], num_rows)
-    eights = tile.eights_of(num_rows)
-    at_once = _blocks_at_once(tile, weight, eights)
+def _busy(tile: WideTile, num_blocks: int, at_once: int, eights: int) -> int:
+    """How long blocks of one stage keep a multiprocessor busy, in outputs times rows (in eights):
+    codes are widened once whatever the rows, and rows are copied whatever the outputs. Blocks of a
+    cluster come to a multiprocessor together even where others have none."""
     processors = _IN_CLUSTERS if tile.blocks >= 4 else _PROCESSORS
-    full, rest = divmod(across * down, at_once * processors)
-    return (full * at_once + -(-rest // processors)) * tile.outs * eights
+    full, rest = divmod(num_blocks, at_once * processors)
+    turns = full * at_once + -(-rest // processors)
+    if tile.blocks > 1:
+        turns = max(turns, at_once)
+    of_stage = tile.outs * (eights + _TO_WIDEN) + _TO_COPY * eights
+    return turns * max(of_stage, _LEAST // at_once)
