@@ -4,8 +4,8 @@
 // Compile-time: DOWN (the second product), NT (parts of 16 rows of the weight a tile; of the first
 // product every second one is of up, and a single one is half of gate, half of up), WARPS (each with a
 // tile of its own), STAGES (chunks of a warp on their way), PASS (eights of an expert's rows multiplied
-// at once), X_STAGES (steps of the rows on their way), TOGETHER (blocks of a multiprocessor), CHOSEN
-// (experts a row), BIAS, CLAMPED.
+// at once), X_STAGES (steps of the rows on their way), TOGETHER (blocks of a multiprocessor), PARTS (of the
+// columns, each a sum), CHOSEN (experts a row), BIAS, CLAMPED.
 //
 // Blocks count which experts are chosen, and share all tiles of these evenly. Of each expert of its
 // share a block's warps take a tile a round: a code is fetched and widened once for up to 8 PASS rows,
@@ -13,7 +13,7 @@
 // a ring that each warp has for itself, from one tile to the next; one more warp fetches steps of the
 // rows, which all share.
 //
-// A sum is one thread's, over all columns in their order, whatever stands beside it.
+// The sum of a part is one thread's, over its columns in their order, whatever stands beside it.
 //
 // The second product counts, and fetches weights, before the first one has ended (griddepcontrol): the
 // kernel that chose experts stands before that one, and is complete.
@@ -29,6 +29,7 @@
 #define X_BYTES (ROWS * X_PITCH)
 #define BARRIER_BYTES 128
 #define HALVES (!DOWN && NT == 1)  // of gate and of up
+#define HELD_BYTES (PARTS > 1 ? NT * PASS * 4 * 32 * 4 : 0)  // of a warp: sums of the parts before
 #define UPS (DOWN || HALVES ? 1 : 2)  // parts from one of gate to the next
 
 #include "mxfp4_share.cuh"
@@ -83,6 +84,21 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[NT][N][4], const Cod
           }
       }
   }
+}
+
+// Adds a thread's sums of a part to those of the parts before, and begins with the next one.
+template <int N>
+__device__ __forceinline__ void keep_part(float (&acc)[NT][N][4], float* held, bool is_first) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int t = 0; t < N; t++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float& sum = held[((n * N + t) * 4 + i) * 32];
+        sum = is_first ? acc[n][t][i] : sum + acc[n][t][i];
+        acc[n][t][i] = 0.f;
+      }
 }
 
 // What the outputs of a tile are made of.
@@ -157,13 +173,15 @@ __device__ __forceinline__ void fetch_rows(Steps& steps, const u16* x, int colum
 // The next tile of a warp, or its turn without one (-1).
 template <int N>
 __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, const Outputs& outputs,
-                                              unsigned char* ring, int& slot, int tile, int columns,
+                                              unsigned char* ring, float* held, int& slot, int tile, int columns,
                                               const int* slots, int have) {
   const int lane = threadIdx.x & 31;
   const bool exists = tile >= 0;
   const u32 to = (u32)__cvta_generic_to_shared(ring);
   const u32 row = steps.at + (lane & 7) * X_PITCH + (lane >> 3) * 16;
   float acc[NT][N][4] = {};
+  const int chunks = (columns + CHUNK - 1) / CHUNK;
+  int parts = 0;
 #pragma unroll 1
   for (int first = 0; first < columns; first += X_CHUNKS * CHUNK) {
     wait_at(steps.full + 8 * steps.stage, steps.turn);
@@ -178,10 +196,20 @@ __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, co
       fetched.fetch(to + slot * STAGE_BYTES);
       multiply_chunk<N>(acc, codes, row + steps.stage * X_BYTES + k * 2, end - k < CHUNK ? 1 : 2);
       if (++slot == STAGES) slot = 0;
+      if (PARTS > 1 && (first + k) / CHUNK + 1 == chunks * (parts + 1) / PARTS)
+        keep_part<N>(acc, held, parts++ == 0);
     }
     __syncwarp();
     if (lane == 0) arrive_at(steps.empty + 8 * steps.stage);
     steps.next();
+  }
+  if (PARTS > 1 && exists) {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int t = 0; t < N; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][t][i] = held[((n * N + t) * 4 + i) * 32];
   }
   if (exists) outputs.finish_tile<N>(acc, tile, slots, have);
 }
@@ -189,12 +217,12 @@ __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, co
 // For as many eights of rows as there are.
 template <int N>
 __device__ __forceinline__ void multiply_eights(Weights& fetched, Steps& steps, const Outputs& outputs,
-                                                unsigned char* ring, int& slot, int tile, int columns,
-                                                const int* slots, int have) {
+                                                unsigned char* ring, float* held, int& slot, int tile,
+                                                int columns, const int* slots, int have) {
   if constexpr (N < PASS)
     if (have > 8 * N)
-      return multiply_eights<N + 1>(fetched, steps, outputs, ring, slot, tile, columns, slots, have);
-  multiply_tile<N>(fetched, steps, outputs, ring, slot, tile, columns, slots, have);
+      return multiply_eights<N + 1>(fetched, steps, outputs, ring, held, slot, tile, columns, slots, have);
+  multiply_tile<N>(fetched, steps, outputs, ring, held, slot, tile, columns, slots, have);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
@@ -204,7 +232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = threadIdx.x >> 5;
   unsigned char* const rings = shared + BARRIER_BYTES + X_STAGES * X_BYTES;
-  int* const counts = (int*)(rings + WARPS * STAGES * STAGE_BYTES);  // of experts
+  unsigned char* const all_held = rings + WARPS * STAGES * STAGE_BYTES;
+  float* const held = (float*)(all_held + warp * HELD_BYTES) + (threadIdx.x & 31);
+  int* const counts = (int*)(all_held + WARPS * HELD_BYTES);         // of experts
   int* const ranks = counts + num_experts;                           // of slots, and their experts
   int* const experts = ranks + num_slots;                            // of this block
   int* const slots = experts + num_experts;                          // of those, in turn
@@ -270,8 +300,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
         if (warp == WARPS)
           fetch_rows(steps, x, columns, of_pass, have);
         else
-          multiply_eights<1>(fetched, steps, outputs, ring, slot, exists ? first + warp : -1, columns,
-                             of_pass, have);
+          multiply_eights<1>(fetched, steps, outputs, ring, held, slot, exists ? first + warp : -1,
+                             columns, of_pass, have);
       }
     before += count;
   }

@@ -88,6 +88,11 @@ inline uint4 load_matrices(u32 at) {
   __syncwarp();
   return {words[0], words[1], words[2], words[3]};
 }
+inline u32 load_shared_word(u32 at) {
+  u32 v;
+  memcpy(&v, shared_memory + at, 4);
+  return v;
+}
 inline u32 load_shared_pair(u32 at) {
   u16 v;
   memcpy(&v, shared_memory + at, 2);
@@ -131,6 +136,10 @@ inline void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
   barrier.landings.push_back({to, from, bytes});
   barrier.open_bytes -= bytes;
   turn_if_complete(barrier);
+}
+
+inline void prefetch_bulk(const u16* from, int bytes) {
+  if (bytes < 0 || bytes % 16 || (unsigned long)from % 16) abort();
 }
 
 inline void wait_at(u32 at, int turn) {
