@@ -8,7 +8,7 @@ import os
 import shutil
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.kernels.emulated_cuda import Compiled
 
 CacheFolder = Callable[[str], Path]
+TESTS = Path(__file__).parent
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -75,6 +76,26 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each process of a run reads another part of the suite first, and finds the rest as the others
+    compiled it. In a new clone each would compile all of it at the same time as the others."""
+    report = yield
+    if collector.path == TESTS and report.result and "PYTEST_XDIST_WORKER" in os.environ:
+        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(report.result) * number // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order of a process that reads alone: all have to hold the same list."""
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[:1])
 
 
 def save_tokenizer(folder: Path) -> None:

@@ -38,8 +38,12 @@ from specengine.kernels.precompile import precompile
 
 TILES = [
     LogitsTile(*one)
-    for one in ((16, 32, 2), (32, 16, 2), (32, 32, 2), (32, 32, 4), (64, 16, 2), (32, 64, 4))
+    for one in (
+        *((16, 16, 2), (16, 32, 2), (32, 16, 2), (32, 32, 2), (32, 32, 4), (64, 16, 2)),
+        *((32, 64, 4), (32, 64, 8), (32, 128, 8)),
+    )
 ]
+MANY_ROWS = 1, 2, 7, 8, 16, 17, 31, 32, 33, 64, 200, 511, 512, 600  # that are compared
 LAYERS, CALLS, TURNS, EPS = 4, 40, 9, 1e-6
 Route = Callable[[Tensor, Router, Routing], Chosen]
 
@@ -102,13 +106,13 @@ def rows_of(shape: Shape, rows: int) -> Tensor:
 
 def check(shape: Shape, ways: dict[str, Route]) -> bool:
     """Whether all ways give the bits of one row alone, at any number of rows, again and again."""
-    router, x = draw(shape)[0], rows_of(shape, 200)
+    router, x = draw(shape)[0], rows_of(shape, 600)
     x[5] = float("nan")
     x[6] = x[7]
     alone = [route_triton.route(x[row : row + 1], router, shape.routing) for row in range(len(x))]
     ids = torch.cat([one.ids_TK for one in alone])
     weights = torch.cat([one.weights_TK for one in alone])
-    for route, rows in itertools.product(ways.values(), (1, 2, 7, 8, 16, 17, 31, 32, 33, 64, 200)):
+    for route, rows in itertools.product(ways.values(), MANY_ROWS):
         for _ in range(20):
             found = route(x[:rows], router, shape.routing)
             same = torch.equal(found.weights_TK.nan_to_num(-1.0), weights[:rows].nan_to_num(-1.0))

@@ -26,6 +26,7 @@ from torch import Tensor
 from specengine.kernels.delta.delta_nodes_triton import silu, softplus
 from specengine.kernels.delta.delta_prompt_triton import keep_inputs
 from specengine.kernels.delta.delta_rule_ref import NORM_EPS
+from specengine.kernels.delta.delta_tokens_triton import convolved, rows_of_length_1
 from specengine.kernels.delta.types import (
     CHUNK,
     DeltaInputs,
@@ -34,41 +35,11 @@ from specengine.kernels.delta.types import (
     DeltaWeights,
     PromptBatch,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _COLUMNS = 32  # of a head's memory, in one program of the last kernel
 _BLOCK = 16  # tokens that are solved for one by one
 assert CHUNK == 4 * _BLOCK
-
-
-@triton.jit
-def _convolved(
-    text_ptr,
-    tokens_ptr,
-    weights_ptr,
-    places,
-    is_token,
-    channels,
-    is_channel,
-    held,
-    stride,
-    C: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """[tokens, channels] in float32, before the SiLU. places: of tokens within their request."""
-    HELD: tl.constexpr = WIDTH - 1
-    is_real = is_token[:, None] & is_channel[None, :]
-    out = tl.zeros([places.shape[0], channels.shape[0]], tl.float32)
-    for tap in tl.static_range(0, WIDTH):
-        place = (places + tap)[:, None]
-        in_text = is_real & (place < held)
-        x = tl.load(
-            text_ptr + tl.minimum(place, HELD - 1) * C + channels[None, :], mask=in_text, other=0.0
-        )
-        token_ptr = tokens_ptr + tl.maximum(place - HELD, 0) * stride
-        x += tl.load(token_ptr + channels[None, :], mask=is_real & (place >= HELD), other=0.0)
-        weight = tl.load(weights_ptr + channels * WIDTH + tap, mask=is_channel, other=0.0)
-        out += x.to(tl.float32) * weight.to(tl.float32)[None, :]
-    return out
 
 
 @triton.jit
@@ -108,7 +79,7 @@ def _keys_kernel(
     dtype = mixed_ptr.dtype.element_ty
     out = ((chunk * G + group).to(tl.int64) * CHUNK + order[:, None]) * K + channels[None, :]
     for part in tl.static_range(0, 2):
-        x = _convolved(
+        x = convolved(
             text,
             tokens,
             conv_ptr,
@@ -121,8 +92,7 @@ def _keys_kernel(
             C,
             WIDTH,
         )
-        x = silu(x, dtype)
-        x = x * (1.0 / tl.sqrt(tl.sum(x * x, 1) + EPS))[:, None]
+        x = rows_of_length_1(silu(x, dtype), EPS)
         if part == 0:
             tl.store(q_ptr + out, x * SCALE, mask=is_channel[None, :])
         else:
@@ -170,7 +140,7 @@ def _values_kernel(
     order, channels = tl.arange(0, CHUNK), tl.arange(0, BLOCK_E)
     is_token, is_channel = order < count, channels < E
     dtype = mixed_ptr.dtype.element_ty
-    x = _convolved(
+    x = convolved(
         text_ptr + row * (WIDTH - 1) * C,
         mixed_ptr + start * stride_mixed,
         conv_ptr,
@@ -472,7 +442,7 @@ def extend(
         num_warps=4,
     )
     columns = min(values, _COLUMNS)
-    _memory_kernel[len(batch.rows_B), heads, triton.cdiv(shape.value_dim, columns)](
+    _memory_kernel[len(batch.rows_B), heads, cdiv(shape.value_dim, columns)](
         held.q,
         held.k,
         held.values,
@@ -555,4 +525,4 @@ def _sizes(shape: DeltaShape) -> dict[str, Any]:
 
 
 def _block(size: int) -> int:
-    return max(int(triton.next_power_of_2(size)), 16)
+    return max(power_of_2(size), 16)

@@ -35,6 +35,7 @@ from specengine.kernels.delta.types import (
     NodeBatch,
 )
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import cdiv, power_of_2
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,14 @@ def _add_pairs(a, b, c, d):
 
 
 @triton.jit
+def stepped(memory, q, k, v, dot, write, decay):
+    """A token's rule: memory [K, E] behind it, and its output [E]. dot: q times k."""
+    read, out = tl.reduce((memory * k[:, None], memory * q[:, None]), 0, _add_pairs)
+    delta = write * (v - decay * read)
+    return memory * decay + k[:, None] * delta[None, :], decay * out + dot * delta
+
+
+@triton.jit
 def _step_kernel(
     q_ptr,
     k_ptr,
@@ -183,12 +192,9 @@ def _step_kernel(
     v = tl.load(v_ptr + place * E + e_order, mask=e_real, other=0.0)
     write, decay = tl.load(writes_ptr + place), tl.load(decays_ptr + place)
     dot = tl.load(dots_ptr + group)
-    read, out = tl.reduce((memory * k[:, None], memory * q[:, None]), 0, _add_pairs)
-    delta = write * (v - decay * read)
-    out = decay * out + dot * delta
+    memory, out = stepped(memory, q, k, v, dot, write, decay)
     tl.store(out_ptr + place * E + e_order, out, mask=e_real)
-    moved = memory * decay + k[:, None] * delta[None, :]
-    tl.store(memory_ptr, moved, mask=in_memory)
+    tl.store(memory_ptr, memory, mask=in_memory)
 
 
 def decode(
@@ -210,7 +216,7 @@ def decode(
     dependent = has_dependent_launch(mixed)
     launch = {"launch_pdl": True} if dependent else {}
     sizes_of = {"G": groups, "M": heads, "K": key, "E": value, "DEPENDENT": dependent}
-    block_k, block_e = triton.next_power_of_2(key), triton.next_power_of_2(value)
+    block_k, block_e = power_of_2(key), power_of_2(value)
     _token_kernel[len(nodes.rows_B), groups + heads](
         mixed,
         given.write_TM,
@@ -235,7 +241,7 @@ def decode(
         **launch,
     )
     columns = min(block_e, form.columns)
-    _step_kernel[heads * triton.cdiv(value, columns), len(nodes.rows_B)](
+    _step_kernel[heads * cdiv(value, columns), len(nodes.rows_B)](
         *tokens,
         state.memory,
         out,

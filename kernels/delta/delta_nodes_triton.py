@@ -26,6 +26,7 @@ from specengine.kernels.delta.types import (
     NodeBatch,
     NodeUpdates,
 )
+from specengine.kernels.sizes import power_of_2
 
 
 @triton.jit
@@ -215,8 +216,8 @@ def node_tokens(
         EPS=NORM_EPS,
         SCALE=shape.key_dim**-0.5,
         HAS_TREE=mask is not None,
-        BLOCK_N=max(2, triton.next_power_of_2(nodes.width)),
-        BLOCK=triton.next_power_of_2(max(shape.key_dim, shape.value_dim)),
+        BLOCK_N=max(2, power_of_2(nodes.width)),
+        BLOCK=power_of_2(max(shape.key_dim, shape.value_dim)),
         num_warps=1,
     )
     return made

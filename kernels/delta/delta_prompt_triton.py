@@ -1,5 +1,8 @@
-"""The gated delta rule over short prompts in Triton: a program takes a request, a head and some
-columns of its memory, which stays in registers, and goes token by token."""
+"""The gated delta rule over prompts in Triton, token by token.
+
+What tokens read stands ready (delta_tokens_triton.py). A program takes a request, a head and some
+columns of its memory, which stays in registers from the first token to the last.
+"""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -10,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specengine.kernels.delta.delta_nodes_triton import of_length_1, silu, softplus, weighted
-from specengine.kernels.delta.delta_rule_ref import NORM_EPS
-from specengine.kernels.delta.delta_rule_triton import CHANNELS, COLUMNS
+from specengine.kernels.delta.delta_decode_triton import Form, stepped
+from specengine.kernels.delta.delta_rule_triton import CHANNELS
+from specengine.kernels.delta.delta_tokens_triton import prompt_tokens
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -20,27 +23,53 @@ from specengine.kernels.delta.types import (
     DeltaWeights,
     PromptBatch,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
+
+# One warp: its sums need no barrier, of which each token would have two.
+FORM = Form(32, 1)
 
 
 @triton.jit
-def _line_tap(text_ptr, tokens_ptr, at, stride, C, channels, is_real, held, HELD: tl.constexpr):
-    """The input at a place of the line: HELD inputs of the text before, then the tokens."""
-    in_text = is_real & (channels < tl.where(at < held, C, 0))
-    in_tokens = is_real & (channels < tl.where(at >= HELD, C, 0))
-    x = tl.load(text_ptr + tl.minimum(at, HELD - 1) * C + channels, mask=in_text, other=0.0)
-    token = tl.maximum(at - HELD, 0)
-    return x + tl.load(tokens_ptr + token * stride + channels, mask=in_tokens, other=0.0)
+def _token(
+    q_ptr,
+    k_ptr,
+    dots_ptr,
+    v_ptr,
+    writes_ptr,
+    decays_ptr,
+    at,
+    end,
+    group,
+    head,
+    k_order,
+    e_order,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Of token `at`; zeros from `end` on."""
+    is_there = at < end
+    k_real = k_order < tl.where(is_there, K, 0)
+    e_real = e_order < tl.where(is_there, E, 0)
+    of_keys, of_values = at * G + group, at * M + head
+    q = tl.load(q_ptr + of_keys * K + k_order, mask=k_real, other=0.0)
+    k = tl.load(k_ptr + of_keys * K + k_order, mask=k_real, other=0.0)
+    dot = tl.load(dots_ptr + of_keys, mask=is_there, other=0.0)
+    v = tl.load(v_ptr + of_values * E + e_order, mask=e_real, other=0.0)
+    write = tl.load(writes_ptr + of_values, mask=is_there, other=0.0)
+    decay = tl.load(decays_ptr + of_values, mask=is_there, other=0.0)
+    return q, k, dot, v.to(tl.float32), write, decay
 
 
 @triton.jit
-def _extend_kernel(
-    mixed_ptr,
-    write_ptr,
-    decay_ptr,
-    conv_ptr,
-    decay_log_ptr,
-    time_bias_ptr,
-    state_inputs_ptr,
+def _prompt_rule_kernel(
+    q_ptr,
+    k_ptr,
+    dots_ptr,
+    v_ptr,
+    writes_ptr,
+    decays_ptr,
     memory_ptr,
     out_ptr,
     rows_ptr,
@@ -48,80 +77,53 @@ def _extend_kernel(
     new_ptr,
     save_lens_ptr,
     save_slots_ptr,
-    stride_mixed,
-    stride_write,
-    stride_decay,
     G: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
     E: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    SCALE: tl.constexpr,
     SAVES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    C: tl.constexpr = 2 * G * K + M * E
-    HELD: tl.constexpr = WIDTH - 1
-    request, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    BLOCKS: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
+    # Programs that run beside each other read the same tokens.
+    head, block, request = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS, tl.program_id(1)
     group = head // (M // G)
     row = tl.load(rows_ptr + request).to(tl.int64)
-    start = tl.load(starts_ptr + request)
-    count = tl.load(starts_ptr + request + 1) - start
-    is_new = tl.load(new_ptr + request)
-    # Where this line's text begins to count: a new request has none.
-    held = tl.where(is_new == 0, HELD, 0)
+    start, end = tl.load(starts_ptr + request), tl.load(starts_ptr + request + 1)
     k_order, e_order = tl.arange(0, BLOCK_K), block * BLOCK_E + tl.arange(0, BLOCK_E)
-    k_real, e_real = k_order < K, e_order < E
-    q_channels, k_channels = group * K + k_order, (G + group) * K + k_order
-    v_channels = 2 * G * K + head * E + e_order
-    dtype = mixed_ptr.dtype.element_ty
-    in_memory = k_real[:, None] & e_real[None, :]
+    e_real = e_order < E
+    columns = head * K * E + k_order[:, None] * E + e_order[None, :]
+    is_new = tl.load(new_ptr + request)
     known = (k_order < tl.where(is_new == 0, K, 0))[:, None] & e_real[None, :]
-    columns = k_order[:, None] * E + e_order[None, :]
-    own_ptr = memory_ptr + (row * M + head) * K * E + columns
-    memory = tl.load(own_ptr, mask=known, other=0.0)
-    text_ptr = state_inputs_ptr + row * HELD * C
-    tokens_ptr = mixed_ptr + start * stride_mixed
-    rate = tl.exp(tl.load(decay_log_ptr + head).to(tl.float32))
-    bias = tl.load(time_bias_ptr + head).to(tl.float32)
-    for token in range(count):
-        at = start + token
-        q = tl.zeros([BLOCK_K], dtype=tl.float32)
-        k = tl.zeros([BLOCK_K], dtype=tl.float32)
-        v = tl.zeros([BLOCK_E], dtype=tl.float32)
-        for tap in tl.static_range(0, WIDTH):
-            place = token + tap
-            x = _line_tap(
-                text_ptr, tokens_ptr, place, stride_mixed, C, q_channels, k_real, held, HELD
-            )
-            q += weighted(x, conv_ptr, q_channels, k_real, tap, WIDTH)
-            x = _line_tap(
-                text_ptr, tokens_ptr, place, stride_mixed, C, k_channels, k_real, held, HELD
-            )
-            k += weighted(x, conv_ptr, k_channels, k_real, tap, WIDTH)
-            x = _line_tap(
-                text_ptr, tokens_ptr, place, stride_mixed, C, v_channels, e_real, held, HELD
-            )
-            v += weighted(x, conv_ptr, v_channels, e_real, tap, WIDTH)
-        q = of_length_1(silu(q, dtype), EPS) * SCALE
-        k = of_length_1(silu(k, dtype), EPS)
-        v = silu(v, dtype)
-        asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
-        write = tl.sigmoid(asked).to(dtype).to(tl.float32)
-        time = tl.load(decay_ptr + at * stride_decay + head).to(tl.float32)
-        memory = memory * tl.exp(-rate * softplus(time + bias))
-        delta = write * (v - tl.sum(memory * k[:, None], 0))
-        memory = memory + k[:, None] * delta[None, :]
-        out = tl.sum(memory * q[:, None], 0)
-        tl.store(out_ptr + (at * M + head) * E + e_order, out, mask=e_real)
-        for save in tl.static_range(0, SAVES):
-            length = tl.load(save_lens_ptr + request * SAVES + save)
-            slot = tl.load(save_slots_ptr + request * SAVES + save)
-            here = (k_order < tl.where(length == token + 1, K, 0))[:, None] & e_real[None, :]
-            tl.store(memory_ptr + (slot * M + head) * K * E + columns, memory, mask=here)
-    tl.store(own_ptr, memory, mask=in_memory)
+    memory = tl.load(memory_ptr + row * M * K * E + columns, mask=known, other=0.0)
+    # A token's numbers are loaded while the one before it is computed.
+    q, k, dot, v, write, decay = _token(
+        q_ptr, k_ptr, dots_ptr, v_ptr, writes_ptr, decays_ptr, start, end, group, head,
+        k_order, e_order, G, M, K, E,
+    )  # fmt: skip
+    in_memory = (k_order < K)[:, None] & e_real[None, :]
+    # One loop: Triton 3.6 begins an inner one of each save's tokens at the first token again.
+    save, last = request * SAVES, request * SAVES + SAVES
+    stop = start
+    if SAVES:
+        stop = start + tl.load(save_lens_ptr + save)
+    for token in range(start, end):
+        q_now, k_now, dot_now, v_now, write_now, decay_now = q, k, dot, v, write, decay
+        q, k, dot, v, write, decay = _token(
+            q_ptr, k_ptr, dots_ptr, v_ptr, writes_ptr, decays_ptr, token + 1, end, group, head,
+            k_order, e_order, G, M, K, E,
+        )  # fmt: skip
+        memory, out = stepped(memory, q_now, k_now, v_now, dot_now, write_now, decay_now)
+        tl.store(out_ptr + (token * M + head) * E + e_order, out, mask=e_real)
+        if SAVES:  # noqa: SIM102 (known when the kernel is compiled)
+            if token + 1 == stop:
+                slot = tl.load(save_slots_ptr + save)
+                tl.store(memory_ptr + slot * M * K * E + columns, memory, mask=in_memory)
+                save += 1
+                # A request may have fewer saves than another: the others have the length 0.
+                stop = start + tl.load(save_lens_ptr + save, mask=save < last, other=0)
+    tl.store(memory_ptr + row * M * K * E + columns, memory, mask=in_memory)
 
 
 @triton.jit
@@ -170,20 +172,22 @@ def extend(
     state: DeltaState,
     batch: PromptBatch,
     shape: DeltaShape,
+    form: Form | None = None,
 ) -> Tensor:
-    places, mixed = batch.places, given.mixed_TC
-    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
-    size = len(mixed), shape.num_heads, shape.value_dim
-    out = state.memory.new_empty(size)
-    grid = len(batch.rows_B), shape.num_heads, triton.cdiv(shape.value_dim, block_e)
-    _extend_kernel[grid](
-        mixed,
-        given.write_TM,
-        given.decay_TM,
-        weights.conv_CW,
-        weights.decay_log_M,
-        weights.time_bias_M,
-        state.inputs,
+    """delta_rule.extend; form: in place of FORM."""
+    form = form or FORM
+    places = batch.places
+    out = state.memory.new_empty(len(given.mixed_TC), shape.num_heads, shape.value_dim)
+    tokens = prompt_tokens(given, weights, state, batch, shape)
+    columns = min(power_of_2(shape.value_dim), form.columns)
+    grid = shape.num_heads * cdiv(shape.value_dim, columns), len(batch.rows_B)
+    _prompt_rule_kernel[grid](
+        tokens.q,
+        tokens.k,
+        tokens.dots,
+        tokens.v,
+        tokens.writes,
+        tokens.decays,
         state.memory,
         out,
         batch.rows_B,
@@ -191,20 +195,14 @@ def extend(
         places.are_new,
         places.save_lens,
         places.save_slots,
-        mixed.stride(0),
-        given.write_TM.stride(0),
-        given.decay_TM.stride(0),
         G=shape.num_key_heads,
         M=shape.num_heads,
         K=shape.key_dim,
         E=shape.value_dim,
-        WIDTH=shape.conv_width,
-        EPS=NORM_EPS,
-        SCALE=shape.key_dim**-0.5,
         SAVES=places.num_saves,
-        BLOCK_K=triton.next_power_of_2(shape.key_dim),
-        BLOCK_E=block_e,
-        num_warps=4,
+        BLOCK_K=power_of_2(shape.key_dim),
+        BLOCK_E=columns,
+        num_warps=form.warps,
     )
     keep_inputs(given, state, batch, shape)
     return out
@@ -218,7 +216,7 @@ def keep_inputs(
     # Saves read what the ends then write over.
     for saves in (places.num_saves, 0) if places.num_saves else (0,):
         held = shape.conv_width - 1
-        _tail_kernel[len(batch.rows_B), triton.cdiv(shape.channels, CHANNELS), max(saves, 1)](
+        _tail_kernel[len(batch.rows_B), cdiv(shape.channels, CHANNELS), max(saves, 1)](
             state.inputs,
             mixed,
             batch.rows_B,
@@ -230,7 +228,7 @@ def keep_inputs(
             C=shape.channels,
             HELD=held,
             SAVES=saves,
-            BLOCK_H=triton.next_power_of_2(held),
+            BLOCK_H=power_of_2(held),
             BLOCK_C=CHANNELS,
             num_warps=4,
         )

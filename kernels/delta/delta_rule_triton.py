@@ -31,6 +31,7 @@ from specengine.kernels.delta.types import (
     NodeUpdates,
     StatePaths,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
 
 COLUMNS = 32  # of a head's memory, in one program
 CHANNELS = 512  # of the convolution's inputs, in one program
@@ -203,9 +204,9 @@ def verify(
     shape: DeltaShape,
 ) -> Tensor:
     mask = nodes.mask_BNN
-    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
+    block_e = min(power_of_2(shape.value_dim), COLUMNS)
     out = updates.deltas.new_empty(len(given.mixed_TC), shape.num_heads, shape.value_dim)
-    grid = shape.num_heads * triton.cdiv(shape.value_dim, block_e), len(nodes.rows_B)
+    grid = shape.num_heads * cdiv(shape.value_dim, block_e), len(nodes.rows_B)
     tokens = node_tokens(given, weights, state, updates, nodes, shape)
     _verify_kernel[grid](
         tokens.q,
@@ -225,8 +226,8 @@ def verify(
         K=shape.key_dim,
         E=shape.value_dim,
         HAS_TREE=mask is not None,
-        BLOCK_N=max(2, triton.next_power_of_2(nodes.width)),
-        BLOCK_K=triton.next_power_of_2(shape.key_dim),
+        BLOCK_N=max(2, power_of_2(nodes.width)),
+        BLOCK_K=power_of_2(shape.key_dim),
         BLOCK_E=block_e,
         num_warps=4,
     )
@@ -239,8 +240,8 @@ def keep(
     paths: StatePaths,
     shape: DeltaShape,
 ) -> None:
-    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
-    blocks = triton.cdiv(shape.value_dim, block_e)
+    block_e = min(power_of_2(shape.value_dim), COLUMNS)
+    blocks = cdiv(shape.value_dim, block_e)
     first, update = states[0], updates[0]
     _keep_memory_kernel[shape.num_heads * blocks, len(paths.rows_B), len(states)](
         first.memory,
@@ -261,7 +262,7 @@ def keep(
         K=shape.key_dim,
         E=shape.value_dim,
         HAS_PATHS=paths.nodes_BW is not None,
-        BLOCK_K=triton.next_power_of_2(shape.key_dim),
+        BLOCK_K=power_of_2(shape.key_dim),
         BLOCK_E=block_e,
         num_warps=4,
     )
@@ -275,7 +276,7 @@ def _keep_inputs(
     shape: DeltaShape,
 ) -> None:
     held = shape.conv_width - 1
-    grid = len(paths.rows_B), triton.cdiv(shape.channels, CHANNELS), len(states)
+    grid = len(paths.rows_B), cdiv(shape.channels, CHANNELS), len(states)
     _keep_inputs_kernel[grid](
         states[0].inputs,
         updates[0].inputs,
@@ -289,7 +290,7 @@ def _keep_inputs(
         C=shape.channels,
         HELD=held,
         HAS_PATHS=paths.nodes_BW is not None,
-        BLOCK_H=triton.next_power_of_2(held),
+        BLOCK_H=power_of_2(held),
         BLOCK_C=CHANNELS,
         num_warps=4,
     )

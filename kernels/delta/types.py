@@ -146,7 +146,8 @@ class PromptBatch:
         packed = torch.tensor([number for column in given for number in column], dtype=torch.int64)
         columns = torch.split(_sent(packed, self.rows_B.device), [len(one) for one in given])
         starts_device, are_new, save_lens, save_slots = columns
-        return PromptPlaces(starts_device, are_new, save_lens, save_slots, width)
+        requests = torch.repeat_interleave(starts_device.diff(), output_size=starts[-1])
+        return PromptPlaces(starts_device, are_new, save_lens, save_slots, width, requests)
 
     @cached_property
     def chunks(self) -> PromptChunks:
@@ -188,6 +189,7 @@ class PromptPlaces:
     save_lens: Tensor  # [B * S]
     save_slots: Tensor  # [B * S]
     num_saves: int  # S
+    requests: Tensor  # [T], of each token
 
 
 @dataclass(frozen=True)

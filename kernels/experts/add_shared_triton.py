@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import power_of_2
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def add_shared(parts: Tensor, shared: Tensor, x: Tensor | None, gate: Tensor | N
     given = shared if x is None else x
     inputs = given.shape[1] if has_gate else 1
     dependent = has_dependent_launch(parts)
-    block, wide = triton.next_power_of_2(hidden), triton.next_power_of_2(inputs)
+    block, wide = power_of_2(hidden), power_of_2(inputs)
     _add_shared_kernel[(rows,)](
         parts[-1],
         shared,

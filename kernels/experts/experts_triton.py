@@ -32,6 +32,7 @@ from specengine.kernels.experts.packed import PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
 from specengine.kernels.experts.tiles import PART_ROWS, WHOLE, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _SLICE = 4096  # rows that go through together, for the memory that their parts take
 
@@ -468,9 +469,9 @@ def _run_few(call: _Call, parts: Tensor) -> None:
     activated = torch.empty(num_slots, inner, dtype=call.x.dtype, device=call.x.device)
     every = num_slots > call.num_experts
     programs = min(num_slots, call.num_experts)
-    slots = {"EVERY": every, "BLOCK_S": max(triton.next_power_of_2(num_slots), 16)}
+    slots = {"EVERY": every, "BLOCK_S": max(power_of_2(num_slots), 16)}
     tile = call.tiles.gate_up
-    _few_gate_up_kernel[(triton.cdiv(inner, tile.outs), programs)](
+    _few_gate_up_kernel[(cdiv(inner, tile.outs), programs)](
         call.x,
         weights.gate_up,
         call.x if weights.gate_up_bias is None else weights.gate_up_bias,
@@ -485,7 +486,7 @@ def _run_few(call: _Call, parts: Tensor) -> None:
         **call.options(tile, weights.gate_up_bias),
     )
     tile = call.tiles.down
-    _few_down_kernel[(triton.cdiv(hidden, tile.outs), programs)](
+    _few_down_kernel[(cdiv(hidden, tile.outs), programs)](
         activated,
         weights.down,
         call.x if weights.down_bias is None else weights.down_bias,
@@ -508,7 +509,7 @@ def _run_many(call: _Call, parts: Tensor) -> None:
     order = order_triton.order(call.chosen.ids_TK, call.num_experts, tiles.gate_up.rows)
     sorted_slots = order.slots, order.tiles, call.chosen.weights_TK
     num_tiles = order.max_tiles
-    _many_gate_up_kernel[(num_tiles * triton.cdiv(inner, tiles.gate_up.outs),)](
+    _many_gate_up_kernel[(num_tiles * cdiv(inner, tiles.gate_up.outs),)](
         call.x,
         weights.gate_up,
         call.x if weights.gate_up_bias is None else weights.gate_up_bias,
@@ -522,7 +523,7 @@ def _run_many(call: _Call, parts: Tensor) -> None:
         **call.options(tiles.gate_up, weights.gate_up_bias),
     )
     assert tiles.down.rows == tiles.gate_up.rows, "both products go by one order"
-    _many_down_kernel[(num_tiles * triton.cdiv(hidden, tiles.down.outs),)](
+    _many_down_kernel[(num_tiles * cdiv(hidden, tiles.down.outs),)](
         activated,
         weights.down,
         call.x if weights.down_bias is None else weights.down_bias,
@@ -541,8 +542,8 @@ def _sum(parts: Tensor) -> Tensor:
     count, rows, hidden = parts.shape
     out = torch.empty(rows, hidden, dtype=parts.dtype, device=parts.device)
     dependent = has_dependent_launch(parts)
-    block = min(triton.next_power_of_2(hidden), 1024)
-    _sum_kernel[(rows, triton.cdiv(hidden, block))](
+    block = min(power_of_2(hidden), 1024)
+    _sum_kernel[(rows, cdiv(hidden, block))](
         parts,
         out,
         rows,

@@ -16,10 +16,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import cdiv, power_of_2
 
-_CHUNK = 128  # slots of a program, at most
-_CELLS = 128 * 256  # slots x experts of a program, whose ranks take 4 bytes each of shared memory
-_CHUNKS = 16  # whose counts are read at once
+_CHUNK = 128  # slots of a program, which a byte counts
+_CHUNKS = 32  # whose counts are read at once
 _MOST_COMPARED = 2048  # slots of which each is compared with all
 _COMPARED = 16  # slots of a program that compares
 
@@ -53,8 +53,8 @@ def _count_kernel(
         gdc_launch_dependents()
     chunk = tl.program_id(0)
     slots, e = chunk * CHUNK + tl.arange(0, CHUNK), tl.arange(0, BLOCK_E)
-    ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1)
-    counts = tl.sum((ids[:, None] == e[None, :]).to(tl.int32), axis=0)
+    ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=2147483647)
+    counts = tl.histogram(ids, BLOCK_E, mask=slots < num_slots)
     tl.store(counts_ptr + chunk * num_experts + e, counts, mask=e < num_experts)
 
 
@@ -139,7 +139,7 @@ def _place_kernel(
             counts_ptr + c[:, None] * num_experts + e[None, :],
             mask=(c < num_chunks)[:, None] & is_e[None, :],
             other=0,
-        )
+        ).to(tl.int32)
         total += tl.sum(counts, axis=0)
         before += tl.sum(tl.where((c < chunk)[:, None], counts, 0), axis=0)
     ends = tl.cumsum(total, axis=0)
@@ -147,9 +147,11 @@ def _place_kernel(
         _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1)
-    is_own = ids[:, None] == e[None, :]
-    rank = tl.cumsum(is_own.to(tl.int32), axis=0) - 1
-    place = tl.sum(tl.where(is_own, rank + (ends - total + before)[None, :], 0), axis=1)
+    # By comparing each with all: a running sum for each expert would take far longer.
+    s = tl.arange(0, CHUNK)
+    is_before = (ids[None, :] == ids[:, None]) & (s[None, :] < s[:, None])
+    first = tl.where(ids[:, None] == e[None, :], (ends - total + before)[None, :], 0)
+    place = tl.sum(first, axis=1) + tl.sum(is_before.to(tl.int32), axis=1)
     tl.store(slots_ptr + place, slots, mask=slots < num_slots)
 
 
@@ -164,13 +166,13 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
     dependent = has_dependent_launch(ids)
     options = {
         "DEPENDENT": dependent,
-        "BLOCK_E": triton.next_power_of_2(num_experts),
+        "BLOCK_E": power_of_2(num_experts),
         **({"launch_pdl": True} if dependent else {}),
     }
     if num_slots > _MOST_COMPARED:
         _by_counting(ids, found, num_experts, tile, options)
         return found
-    _compare_kernel[(triton.cdiv(num_slots, _COMPARED) + 1,)](
+    _compare_kernel[(cdiv(num_slots, _COMPARED) + 1,)](
         ids,
         found.slots,
         found.tiles,
@@ -179,7 +181,7 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
         num_experts,
         TILE=tile,
         OWN=_COMPARED,
-        BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
+        BLOCK_S=max(power_of_2(num_slots), 16),
         num_warps=4,
         **options,
     )
@@ -190,10 +192,10 @@ def _by_counting(
     ids: Tensor, found: Order, num_experts: int, tile: int, options: dict[str, Any]
 ) -> None:
     num_slots = len(found.slots)
-    chunk = min(_CHUNK, _CELLS // options["BLOCK_E"])
-    num_chunks = triton.cdiv(num_slots, chunk)
-    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=ids.device)
-    options = {**options, "CHUNK": chunk, "num_warps": 8}
+    num_chunks = cdiv(num_slots, _CHUNK)
+    # Every program that places reads all counts.
+    counts = torch.empty(num_chunks, num_experts, dtype=torch.uint8, device=ids.device)
+    options = {**options, "CHUNK": _CHUNK, "num_warps": 8}
     _count_kernel[(num_chunks,)](ids, counts, num_slots, num_experts, **options)
     _place_kernel[(num_chunks,)](
         ids,

@@ -31,6 +31,7 @@ from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.rounded import found_beside
+from specengine.kernels.sizes import cdiv, power_of_2
 
 # Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
 ROUNDS_INSIDE = True
@@ -455,7 +456,7 @@ class _Product:
 
 def _step(columns: int, most: int, least: int) -> int:
     """A power of 2, at most so many columns as the format allows, but at least its least."""
-    return max(min(columns, int(triton.next_power_of_2(most))), least)
+    return max(min(columns, power_of_2(most)), least)
 
 
 def tiles_of(weights: PackedExpertWeights, num_rows: int, num_chosen: int) -> Tiles:
@@ -492,7 +493,7 @@ def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts
         tensors, constants = product.arguments(*product.inputs())
         num_parts = len(parts) // chosen.ids_TK.shape[1] if product is down else 1
         programs = min(num_slots, num_experts)
-        grid = triton.cdiv(width, product.tile.outs * product.tile.turns), programs, num_parts
+        grid = cdiv(width, product.tile.outs * product.tile.turns), programs, num_parts
         _few_kernel[grid](
             *tensors,
             chosen.ids_TK,
@@ -506,7 +507,7 @@ def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts
             EVERY=num_slots > num_experts,
             PARTS=num_parts,
             TURNS=product.tile.turns,
-            BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
+            BLOCK_S=max(power_of_2(num_slots), 16),
             **constants,
         )
 
@@ -518,7 +519,7 @@ def _run_many(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, part
     assert down.tile.rows == gate_up.tile.rows, "both products go by one order"
     for product, out, width in ((gate_up, down.x, inner), (down, parts, hidden)):
         tensors, constants = product.arguments(*product.inputs())
-        _many_kernel[(order.max_tiles * triton.cdiv(width, product.tile.outs),)](
+        _many_kernel[(order.max_tiles * cdiv(width, product.tile.outs),)](
             *tensors,
             order.slots,
             order.tiles,

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts.types import Chosen, Router, Routing
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _INPUTS = 128
 _STEP = 512  # bytes of a step; the first weights are read before the kernel ahead has ended
@@ -40,6 +41,10 @@ class LogitsTile:
 
 
 _LOGITS = LogitsTile()
+# Of many rows of 16 bits, which programs of few experts would read again and again; of float32 it
+# would spill.
+_LOGITS_OF_MANY = LogitsTile(32, 64, 8)
+_MANY = 512  # rows
 _GONE = tl.constexpr(-(2**31))  # an order behind those of all numbers
 
 
@@ -188,19 +193,20 @@ def _choose_kernel(
 
 def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None = None) -> Chosen:
     """route.route; tile: in place of the one in force."""
-    x, tile = x.contiguous(), tile or _LOGITS
-    (rows, hidden), num_experts = x.shape, len(router.weight)
+    x, (rows, hidden), num_experts = x.contiguous(), x.shape, len(router.weight)
+    are_many = rows >= _MANY and x.element_size() == 2
+    tile = tile or (_LOGITS_OF_MANY if are_many else _LOGITS)
     ids = torch.empty(rows, routing.num_chosen, dtype=torch.int32, device=x.device)
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
     if not rows:
         return Chosen(ids, weights)
     parts = min(max(hidden // _PART, 1), _MOST_PARTS)
-    part_size = triton.cdiv(triton.cdiv(hidden, parts), _INPUTS) * _INPUTS
-    parts = triton.cdiv(hidden, part_size)
+    part_size = cdiv(cdiv(hidden, parts), _INPUTS) * _INPUTS
+    parts = cdiv(hidden, part_size)
     logits = torch.empty(parts, rows, num_experts, dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x)
     launch = {"launch_pdl": True} if dependent else {}
-    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(num_experts, tile.experts), parts)
+    grid = (cdiv(rows, tile.rows), cdiv(num_experts, tile.experts), parts)
     _logits_kernel[grid](
         x,
         router.weight,
@@ -237,9 +243,9 @@ def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None =
         CHOSEN_GROUPS=routing.num_chosen_groups,
         GROUP_BEST=routing.group_best,
         DEPENDENT=dependent,
-        BLOCK_G=triton.next_power_of_2(routing.num_groups),
-        BLOCK_M=triton.next_power_of_2(group_size),
-        BLOCK_C=triton.next_power_of_2(routing.num_chosen),
+        BLOCK_G=power_of_2(routing.num_groups),
+        BLOCK_M=power_of_2(group_size),
+        BLOCK_C=power_of_2(routing.num_chosen),
         num_warps=1,
         maxnreg=_REGISTERS,
         **launch,

@@ -14,6 +14,7 @@ from torch import Tensor
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
+from specengine.kernels.sizes import cdiv, power_of_2
 
 _BLOCK = 1024
 _MOST_WARPS = 32  # of a whole row, which one program rounds
@@ -69,9 +70,9 @@ def act_and_mul(x: Tensor, activation: str, rounds: int = NOT_ROUNDED) -> Tensor
     if not rows:
         return out
     codes, scale = room_for(x, width, rounds)
-    block = max(triton.next_power_of_2(width), _BLOCK) if rounds else _BLOCK
+    block = max(power_of_2(width), _BLOCK) if rounds else _BLOCK
     dependent = has_dependent_launch(x)
-    _act_and_mul_kernel[(rows, triton.cdiv(width, block))](
+    _act_and_mul_kernel[(rows, cdiv(width, block))](
         x,
         out,
         codes,

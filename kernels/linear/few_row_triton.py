@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import cdiv, power_of_2
 
 
 @triton.jit
@@ -110,10 +111,10 @@ def _launch(
     gated: bool = False,
 ) -> Tensor:
     num_outs, hidden = out.shape[1], x.shape[1]
-    block_k = triton.next_power_of_2(hidden)
+    block_k = power_of_2(hidden)
     tile = tile_for(num_outs, block_k, gated)
     dependent = has_dependent_launch(x)
-    _one_row_kernel[(triton.cdiv(num_outs, tile.outs),)](
+    _one_row_kernel[(cdiv(num_outs, tile.outs),)](
         x,
         norm_weight if norm_weight is not None else x,
         weight,

@@ -39,8 +39,10 @@ def fp8_linear(
         if scales_product(x, weight):
             return _scaled_product(x, weight, bias)
         if len(x) > MAX_ROWS:
-            rounded = x if weight.input is None else _rounded(x, weight.input)
-            return F.linear(rounded, dequantise_triton.dequantise(weight, x.dtype), bias)
+            if weight.input is None:
+                return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
+            rounded = quantise_rows(x, weight.input, backend="triton")
+            return F.linear(*dequantise_triton.dequantise_both(*rounded, weight, x.dtype), bias)
     return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias)
 
 
@@ -60,12 +62,6 @@ def _scaled_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor
         codes, by_row.codes.t(), scale, by_row.scale.view(1, -1), out_dtype=x.dtype
     )
     return out if bias is None else out + bias
-
-
-def _rounded(x: Tensor, form: Fp8Input) -> Tensor:
-    codes, scale = quantise_rows(x, form)
-    wide = codes.to(torch.float32).view(len(x), scale.shape[1], -1) * scale[:, :, None]
-    return wide.view(x.shape).to(x.dtype)
 
 
 def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from specengine.kernels.linear.split_sum_triton import (
     rows_block,
     store_sum,
 )
+from specengine.kernels.sizes import cdiv, power_of_2
 
 
 @triton.jit(do_not_specialize=["num_groups"])
@@ -70,10 +71,10 @@ def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
     parts = columns // group
     codes = torch.empty((rows, columns), dtype=FP8, device=x.device)
     scale = torch.empty((rows, parts), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(group)
+    block = power_of_2(group)
     groups = max(1, 1024 // block)
     dependent = has_dependent_launch(x)
-    _quantise_kernel[(triton.cdiv(rows * parts, groups),)](
+    _quantise_kernel[(cdiv(rows * parts, groups),)](
         x,
         x if form.scale is None else form.scale,
         codes,
@@ -232,7 +233,7 @@ def tile_of_blocks(outs: int, columns: int) -> Tile:
     (benchmarks/kernels/hybrid_products.py). What is prefetched arrives before the norm has ended
     where the weight is small; of 19 MB prefetching made all three slower."""
     splits = 1
-    while splits < _MOST_SPLITS and splits * triton.cdiv(outs, _OUTS) < _PROGRAMS:
+    while splits < _MOST_SPLITS and splits * cdiv(outs, _OUTS) < _PROGRAMS:
         splits *= 2
     while splits > 1 and splits * _LEAST_COLUMNS > columns:
         splits //= 2
@@ -266,7 +267,7 @@ def fp8_linear(
     tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
     block_k = min(tile.columns, by_block) if by_block else tile.columns
     block_t = rows_block(num_rows)
-    grid = triton.cdiv(num_outs, tile.outs), triton.cdiv(num_rows, block_t), tile.splits
+    grid = cdiv(num_outs, tile.outs), cdiv(num_rows, block_t), tile.splits
     dependent = has_dependent_launch(x)
     _fp8_kernel[grid](
         inputs,

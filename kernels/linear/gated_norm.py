@@ -45,8 +45,9 @@ def _rounds(
     """By groups where heads are not padded: their places follow each other then."""
     found = rounding_of(into, x.shape[1] * x.shape[2])
     follows = found == WHOLE_ROWS or x.shape[2] == _padded(x.shape[2])
-    takes = use_triton(backend, x) and _GatedNorm.takes_triton(x, gate, weight, 0.0)
-    return found if follows and takes else NOT_ROUNDED
+    if not found or not follows or not use_triton(backend, x):
+        return NOT_ROUNDED
+    return found if _GatedNorm.takes_triton(x, gate, weight, 0.0) else NOT_ROUNDED
 
 
 class _GatedNorm(CustomOp):

@@ -13,6 +13,7 @@ from torch import Tensor
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
+from specengine.kernels.sizes import power_of_2
 
 
 @triton.jit
@@ -65,7 +66,7 @@ def gated_norm(
         return out
     codes, rounded_scale = room_for(x, heads * size, rounds)
     dependent = has_dependent_launch(x)
-    blocks = triton.next_power_of_2(heads), triton.next_power_of_2(size)
+    blocks = power_of_2(heads), power_of_2(size)
     _gated_norm_kernel[(rows,)](
         x,
         gate,

@@ -21,6 +21,7 @@ from specengine.kernels.linear.split_sum_triton import (
     rows_block,
     store_sum,
 )
+from specengine.kernels.sizes import cdiv
 
 
 @triton.jit
@@ -139,7 +140,7 @@ def int_linear(
     block_k = min(tile.columns, weight.group & -weight.group)
     block_t = rows_block(num_rows)
     out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
-    grid = triton.cdiv(num_outs, tile.outs), triton.cdiv(num_rows, block_t), tile.splits
+    grid = cdiv(num_outs, tile.outs), cdiv(num_rows, block_t), tile.splits
     dependent = has_dependent_launch(x)
     _int_kernel[grid](
         x,

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.sizes import power_of_2
 
 
 @triton.jit
@@ -75,7 +76,7 @@ def joined_norm(
         features_TH.stride(0),
         eps,
         DEPENDENT=dependent,
-        BLOCK=triton.next_power_of_2(hidden),
+        BLOCK=power_of_2(hidden),
         num_warps=4,
         **({"launch_pdl": True} if dependent else {}),
     )

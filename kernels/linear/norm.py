@@ -90,7 +90,9 @@ def sum_add_rms_norm(
 
 
 def _rounds(x: Tensor, into: Fp8Input | None, backend: Backend) -> int:
-    return rounding_of(into, x.shape[-1]) if use_triton(backend, x) else NOT_ROUNDED
+    """A traced norm has no `into`: which kernels a device has is not asked within a trace."""
+    found = rounding_of(into, x.shape[-1])
+    return found if found and use_triton(backend, x) else NOT_ROUNDED
 
 
 def _like_x(x: Tensor, *_: object) -> Tensor:

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
+from specengine.kernels.sizes import power_of_2
 
 # Of a thread that adds up parts. Told so, the compiler has the loads of all parts on their way
 # before the first addition; else it spares registers, and a row waits for memory part after part.
@@ -132,7 +133,7 @@ def _sum_add_rms_norm_kernel(
 
 def _block(hidden: int) -> tuple[int, int]:
     """Columns a program takes, and its warps."""
-    block = triton.next_power_of_2(hidden)
+    block = power_of_2(hidden)
     return block, min(max(block // 256, 1), 16)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
+from specengine.kernels.sizes import power_of_2
 
 
 @triton.jit
@@ -55,7 +56,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor, rounds: int = NOT_ROUNDED) -> Tensor:
         return out
     codes, rounded_scale = room_for(x, width, rounds)
     dependent = has_dependent_launch(x)
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     _sigmoid_gate_kernel[(rows,)](
         x,
         gate,

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specengine.kernels.sizes import power_of_2
+
 MAX_GROUPS = 16384  # tiles of outputs x rows that may be split
 
 
@@ -50,7 +52,7 @@ def partials_of(splits: int, rows: int, outs: int, device: torch.device) -> Tens
 
 
 def rows_block(rows: int, most: int = 64) -> int:
-    return int(max(16, min(triton.next_power_of_2(rows), most)))
+    return max(16, min(power_of_2(rows), most))
 
 
 @triton.jit

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
-import os
 import random
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -26,7 +27,11 @@ SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
 
 _HEADERS = Path(__file__).parent / "emulator"
 _SOURCES = Path(program.__file__).parent
-_FLAGS = ["-std=c++17", "-Og", "-w", "-fPIC", "-fno-exceptions"]
+_FLAGS = ["-std=c++17", "-w", "-fPIC", "-fno-exceptions"]
+_QUICKLY = ["-Og"]  # compiled often, and run little
+_WELL = ["-O2", "-fvisibility=hidden"]  # compiled once for all kernels
+# None is linked with C++'s library, which takes longer than to compile a small kernel.
+_LINKED = ["-shared", "-nodefaultlibs"]
 
 Compiled = Callable[[Path, str, tuple[tuple[str, int], ...], int, int], "EmulatedKernel"]
 
@@ -64,16 +69,23 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_floa
 def digest_of_sources() -> str:
     """A digest of all that a library is made of, but its name: another digest, another library."""
     version = subprocess.run([str(COMPILER), "--version"], check=True, capture_output=True).stdout
-    found = hashlib.sha256(version + " ".join(_FLAGS).encode())
+    found = hashlib.sha256(version + " ".join([*_FLAGS, *_QUICKLY, *_WELL]).encode())
     for path in sorted([*_SOURCES.glob("*.cu*"), *_HEADERS.iterdir(), Path(__file__)]):
         if path.is_file():
             found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()[:16]
 
 
+@cache
+def _find_library_of_cpp() -> None:
+    """For all libraries of kernels: none names it."""
+    ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
+
+
 def compiler_into(folder: Path, libraries: Path) -> Compiled:
     """What stands for program.compiled. folder: of this process. libraries: where those are kept
     that any process has made of these sources."""
+    _find_library_of_cpp()
     library = _libraries_into(folder, libraries)
     return lambda *given: EmulatedKernel(ctypes.CDLL(str(library(*given))))
 
@@ -81,6 +93,7 @@ def compiler_into(folder: Path, libraries: Path) -> Compiled:
 def compiler_of_ranks(folder: Path, libraries: Path, rank: Callable[[], int]) -> Compiled:
     """As compiler_into, for threads that stand for ranks: each has a copy of a library, which runs
     one launch at a time. rank: of the thread that asks."""
+    _find_library_of_cpp()
     library, one_at_a_time = _libraries_into(folder, libraries), Lock()
 
     def compiled(*given: Any) -> EmulatedKernel:
@@ -94,42 +107,55 @@ def compiler_of_ranks(folder: Path, libraries: Path, rank: Callable[[], int]) ->
     return compiled
 
 
+@contextmanager
+def _one_process(lock: Path) -> Iterator[None]:
+    """Others wait, and then find what it has made."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _libraries_into(folder: Path, libraries: Path) -> Callable[..., Path]:
     """Makes the library of a kernel's form, where none is there."""
 
     common = libraries / "common"
+    compiled_once = [str(common / f"{name}.o") for name in ("runtime", "instructions")]
 
     def compile_(place: Path, *given: str) -> None:
         subprocess.run([str(COMPILER), *_FLAGS, *given], check=True, cwd=place)
 
     def prepare(sources: Path) -> None:
-        """What all libraries have in common, once for all processes."""
-        made = Path(tempfile.mkdtemp(dir=libraries))
+        """What all libraries have in common."""
+        made = libraries / "common.part"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
         for header in (*sources.glob("*.cu*"), *_HEADERS.iterdir()):
             shutil.copy(header, made)
-        compile_(made, "-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
-        compile_(made, "-c", "runtime.cpp")
-        try:
-            made.rename(common)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
+        compile_(made, *_QUICKLY, "-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
+        for once in compiled_once:
+            compile_(made, *_WELL, "-c", f"{Path(once).stem}.cpp")
+        made.rename(common)
 
     def library(
         source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
     ) -> Path:
         assert shared <= SHARED_BYTES
         file = "-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so"
-        if not (libraries / file).exists():
+        if (libraries / file).exists():
+            return libraries / file
+        with _one_process(libraries / "common.lock"):
             if not common.exists():
                 prepare(source.parent)
-            given = {**dict(defines), "KERNEL": name, "SOURCE": f'"{source.name}"'}
-            lines = [f"#define {key} {value}" for key, value in given.items()]
-            unit = "\n".join(['#include "cuda.h"', *lines, '#include "launch.cpp"', ""])
-            (folder / "unit.cpp").write_text(unit)
-            runtime = str(common / "runtime.o")
-            compile_(folder, f"-I{common}", "-shared", "-o", file, "unit.cpp", runtime)
-            part = Path(shutil.copy(folder / file, libraries / f"{file}.{os.getpid()}"))
-            part.replace(libraries / file)
+        with _one_process(libraries / f"{file}.lock"):
+            if not (libraries / file).exists():
+                given = {**dict(defines), "KERNEL": name, "SOURCE": f'"{source.name}"'}
+                lines = [f"#define {key} {value}" for key, value in given.items()]
+                unit = "\n".join(['#include "cuda.h"', *lines, '#include "launch.cpp"', ""])
+                (folder / "unit.cpp").write_text(unit)
+                part = libraries / f"{file}.part"
+                linked = *_LINKED, "-o", str(part), "unit.cpp", *compiled_once, "-lm", "-lc"
+                compile_(folder, *_QUICKLY, f"-I{common}", *linked)
+                part.replace(libraries / file)
         return libraries / file
 
     return library

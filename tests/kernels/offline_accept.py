@@ -34,6 +34,7 @@ from tests.kernels.sampled_world import CPU, draws_of, random_round
 
 def main(sizes: str) -> None:
     first = 0 if sizes == "every size" else -1
+    vocab = 9000 if sizes == "every size" else 1000  # of kernels whose blocks take a row by turns
     offline_triton.use()
     launch, compiled = JITFunction.run, Counter[str]()
 
@@ -56,7 +57,7 @@ def main(sizes: str) -> None:
         nodes = torch.zeros(4, 2, 40, dtype=torch.int64)
         tree_shape(nodes[:, 0, 0].contiguous(), nodes, num_nodes, num_steps, backend="triton")
     table, place = ChoiceTable.of(3, CPU), torch.arange(3)
-    weigh_rows(torch.zeros(6, 9000), table, DrawPlaces(place, place, 2), 0, backend="triton")
+    weigh_rows(torch.zeros(6, vocab), table, DrawPlaces(place, place, 2), 0, backend="triton")
     edits, starts = EditTables.of(3, 2, 9000, CPU), torch.zeros(3, dtype=torch.int64)
     nodes, mask = torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2, 2, dtype=torch.bool)
     depths = torch.zeros(6, dtype=torch.int64)
@@ -75,7 +76,7 @@ def main(sizes: str) -> None:
             tree_step(
                 torch.zeros(3, 9000), None, found, topk, counters, drawn=given, backend="triton"
             )
-        draw_siblings(torch.zeros(3, 9000), torch.zeros(3, topk).double(), backend="triton")
+        draw_siblings(torch.zeros(3, vocab), torch.zeros(3, topk).double(), backend="triton")
     print(json.dumps(compiled))
 
 

@@ -30,12 +30,14 @@ from specengine.kernels.attention import (
     rope_triton,
 )
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
-from specengine.kernels.delta import delta_decode_triton, delta_rule_triton
+from specengine.kernels.delta import delta_decode_triton, delta_prompt_triton, delta_rule_triton
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
     DeltaWeights,
     NodeBatch,
+    PromptBatch,
+    Save,
     StatePaths,
 )
 from specengine.kernels.dispatch import MOST_SHARED
@@ -139,8 +141,9 @@ def experts(dtype: torch.dtype) -> Iterator[Run]:
 
     for count, hidden in ((512, 2048), (128, 2048), (32, 2880)):
         router = Router(torch.zeros(count, hidden, dtype=dtype))
-        given = torch.zeros(3, hidden, dtype=dtype), router, Routing(4)
-        yield lambda given=given: route_triton.route(*given)
+        for rows in (3, 600):
+            given = torch.zeros(rows, hidden, dtype=dtype), router, Routing(4)
+            yield lambda given=given: route_triton.route(*given)
 
 
 def packed_experts(dtype: torch.dtype) -> Iterator[Run]:
@@ -156,7 +159,7 @@ def packed_experts(dtype: torch.dtype) -> Iterator[Run]:
 
 
 def delta(dtype: torch.dtype) -> Iterator[Run]:
-    """Of Qwen3-Next, up to the most nodes that a round verifies."""
+    """Of Qwen3-Next: prompts, and up to the most nodes that a round verifies."""
     shape = QWEN3_NEXT
     pool = StatePool(StateShape((0, 1), shape, dtype), StateSizes(3, 0, 128), torch.device("cpu"))
     weights = DeltaWeights(
@@ -164,6 +167,11 @@ def delta(dtype: torch.dtype) -> Iterator[Run]:
     )
     states, updates = ([getattr(pool, one)(i) for i in (0, 1)] for one in ("state", "updates"))
     sizes = [shape.channels, shape.num_heads, shape.num_heads]
+    for saves in ((), (Save(0, 1, 2),)):
+        prompts = PromptBatch(integers(2), [3, 5], [0, 4], saves)
+        given = DeltaInputs(*torch.zeros(8, sum(sizes), dtype=dtype).split(sizes, -1))
+        taken = given, weights, states[0], prompts, shape
+        yield lambda taken=taken: delta_prompt_triton.extend(*taken)
     for width, tree in ((1, False), (5, False), (16, True), (64, True)):
         given = DeltaInputs(*torch.zeros(2 * width, sum(sizes), dtype=dtype).split(sizes, -1))
         mask = torch.zeros(2, width, width, dtype=torch.bool) if tree else None

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from specengine.kernels.linear import (
     dequantise_triton,
+    fp8_linear_cuda,
     fp8_linear_ref,
     fp8_linear_triton,
     int_linear_triton,
 )
+from specengine.kernels.linear import fp8_linear as fp8_linear_form
 from specengine.kernels.linear.fp8_linear import fp8_linear
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
+from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside, rounding_of
 from specengine.kernels.linear.split_sum_triton import Tile, counters_of
 from tests.halves import slow_but
 from tests.kernels import offline_triton
@@ -147,6 +150,30 @@ def test_products_with_scales_as_gguf_has_them_equal_the_reference(
     assert_near(int_linear_triton.int_linear(x, weight, None, TILE), expected)
     found = dequantise_triton.dequantise(weight, torch.float32)
     torch.testing.assert_close(found, weight.dequantised())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["tensor", "row", "block", "block, plain input"])
+def test_many_rows_are_multiplied_as_their_codes_give_them(
+    kind: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes that stand beside the rows are taken, and widened to the same bits as any."""
+    monkeypatch.setattr(fp8_linear_form, "use_triton", lambda backend, x: True)
+    monkeypatch.setattr(fp8_linear_cuda, "takes", lambda x, weight: False)
+    monkeypatch.setattr(fp8_linear_form, "MAX_FEW_ROWS", 2)
+    monkeypatch.setattr(fp8_linear_form, "MAX_ROWS", 4)
+    weight = fp8_weight(kind, device)
+    x = draw(5, COLUMNS, seed=2).to(device, dtype)
+    rounded = x
+    if weight.input is not None:
+        codes, scale = fp8_linear_triton.quantise_rows(x, weight.input)
+        groups = codes.float().view(5, scale.shape[1], -1) * scale[:, :, None]
+        rounded = groups.view(x.shape).to(dtype)
+    expected = torch.nn.functional.linear(rounded, weight.dequantised().to(dtype))
+    assert torch.equal(fp8_linear(x, weight), expected)
+    if rounding_of(weight.input, COLUMNS) != NOT_ROUNDED:
+        other = put_beside(torch.zeros_like(x), codes, scale)
+        assert torch.equal(fp8_linear(other, weight), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 70])

@@ -99,8 +99,12 @@ def test_routing_of_float16_rows_equals_reference_of_float32(
         torch.testing.assert_close(found.weights_TK, expected.weights_TK, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("least_many", [512, 33], ids=["one tile", "other tiles"])
 @pytest.mark.parametrize("rows", [1, 5, 16, 32])
-def test_routing_of_a_row_does_not_depend_on_others(rows: int, device: torch.device) -> None:
+def test_routing_of_a_row_does_not_depend_on_others(
+    rows: int, least_many: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_triton, "_MANY", least_many)
     x, router = draw(33, 40, device, extras=False)
     many = route_triton.route(x, router, Routing(6))
     few = route_triton.route(x[:rows], router, Routing(6))

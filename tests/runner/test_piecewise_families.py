@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specengine.core.config import ModelConfig
 from specengine.core.forward_mode import ForwardMode
@@ -34,6 +36,17 @@ CASES = [
 ]
 
 
+def forbid_choosing_kernels(patch: pytest.MonkeyPatch) -> None:
+    """Where a GPU is, to ask for its kernels ends a trace. A CPU would not tell."""
+
+    def use_triton(backend: str, x: Tensor) -> bool:
+        raise AssertionError("a trace asks which kernel runs")
+
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("specengine.kernels") and hasattr(module, "use_triton"):
+            patch.setattr(module, "use_triton", use_triton)
+
+
 @pytest.mark.parametrize(("family", "is_packed"), CASES)
 def test_family_in_pieces_equals_its_eager_forward(
     family: str, is_packed: bool, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -43,7 +56,9 @@ def test_family_in_pieces_equals_its_eager_forward(
         monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
     source = resolve_model(ModelConfig(model=str(small_models[family])))
     model: Any = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
-    pieces = pieces_of(model, (15, 40), FEATURES)
+    with monkeypatch.context() as patch:
+        forbid_choosing_kernels(patch)
+        pieces = pieces_of(model, (15, 40), FEATURES)
     eager, cut = MiniRunner(model), MiniRunner(model)
     for tokens in (PROMPTS, MORE):  # 15 tokens, and 4 that are padded
         batch = eager.batch(ForwardMode.EXTEND, tokens)

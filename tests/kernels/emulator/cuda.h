@@ -3,19 +3,14 @@
 // multiprocessors, so that they can wait for each other. It shows whether indices, swizzles and orders
 // are right, and copies that are read before they have landed (they read as NaN until then). It shows
 // nothing about races between warps, or about speed.
+//
+// Every kernel's form is compiled with this: what is not of single values is compiled once, with
+// runtime.cpp and instructions.cpp, and none of the C++ library's headers is large.
 #pragma once
-#include <time.h>
-#include <ucontext.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
 #include <utility>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -24,9 +19,6 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __shared__
-
-using std::max;
-using std::min;
 
 struct uint4 {
   unsigned x, y, z, w;
@@ -48,103 +40,44 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
+// All that they use of the C library's: its header for C++ takes longer than most kernels.
+extern "C" {
+float exp2f(float);
+float expf(float);
+float floorf(float);
+float fmaf(float, float, float);
+float fmaxf(float, float);
+float ldexpf(float, int);
+float sqrtf(float);
+}
+
+template <class T>
+inline T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+inline T min(T a, T b) {
+  return b < a ? b : a;
+}
+
 // Of this library alone, and reached without a table.
 #pragma GCC visibility push(hidden)
 extern Place threadIdx, blockIdx, gridDim;
 
-const int WARP = 32, MOST_WARPS = 32, SHARED_BYTES = 232448;
+const int WARP = 32, SHARED_BYTES = 232448, AT_ONCE_MOST = 8;
 extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
-
-const int STACK_BYTES = 1 << 16;
-
-// Begins by its context, and goes on by jumps: a context takes a call of the kernel each way. Jumps are
-// the compiler's, which keep three words; those of the C library unwind what they leave.
-struct Fiber {
-  ucontext_t context;
-  void* at[5];
-  std::unique_ptr<char[]> stack;
-  bool has_begun = false, ended = false;
-};
-
-struct Barrier {
-  int arrived = 0;
-  long passed = 0;
-
-  void meet(int count);
-};
-
-struct Landing {
-  unsigned to;
-  const void* from;
-  int bytes;
-};
-
-// A barrier in shared memory (mbarrier).
-struct SharedBarrier {
-  int count = 0, arrived = 0;
-  long open_bytes = 0, turns = 0;
-  std::vector<Landing> landings;
-};
-
-const int AT_ONCE_MOST = 8, NAMES = 16;
-
-struct Block {
-  int index = -1;
-  std::vector<Fiber> fibers;
-  std::vector<unsigned char> shared;
-  Barrier of_warp[MOST_WARPS], named[NAMES];
-  std::map<unsigned, SharedBarrier> barriers;
-};
-
-extern Block blocks[AT_ONCE_MOST];
 extern int slot;  // of the block that runs
 
-inline Block& here() { return blocks[slot]; }
-inline Fiber& me() { return here().fibers[threadIdx.x]; }
-void go_on();  // with the next thread of the block, or behind the last with what runs the blocks
-inline void yield() {
-  if (!__builtin_setjmp(me().at)) go_on();
-}
+void yield();  // until another turn of this thread
 inline int lane() { return threadIdx.x % WARP; }
 inline int warp() { return threadIdx.x / WARP; }
 
-inline void Barrier::meet(int count) {
-  const long mine = passed;
-  if (++arrived == count) {
-    arrived = 0;
-    passed++;
-  } else {
-    while (passed == mine) yield();
-  }
-}
+void arrive_in_cluster_of(int blocks_of_one);
+void wait_for_cluster_of(int blocks_of_one);
+unsigned char* shared_of(int block, int blocks_of_one);  // of a block of this one's cluster
 
-// Of the blocks of a cluster, which begin together.
-struct ClusterBarrier {
-  int arrived = 0;
-  long turns = 0;
-  std::map<std::pair<int, int>, long> waited;  // turns that a thread of a block has waited for
-};
-extern std::map<int, ClusterBarrier> of_clusters;
-inline void arrive_in_cluster_of(int blocks_of_one) {
-  ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
-  if (++barrier.arrived < blocks_of_one * (int)here().fibers.size()) return;
-  barrier.arrived = 0;
-  barrier.turns++;
-}
-inline void wait_for_cluster_of(int blocks_of_one) {
-  ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
-  const long mine = ++barrier.waited[{here().index, threadIdx.x}];
-  while (barrier.turns < mine) yield();
-}
-inline unsigned char* shared_of(int index) {
-  if (index == here().index) return shared_memory;
-  for (Block& block : blocks)
-    if (block.index == index) return block.shared.data();
-  abort();
-}
-
-inline void __syncwarp() { here().of_warp[warp()].meet(WARP); }
-inline void __syncthreads() { here().named[0].meet(here().fibers.size()); }
+void __syncwarp();
+void __syncthreads();
 
 inline int atomicAdd(int* at, int value) {
   *at += value;
@@ -192,77 +125,46 @@ inline long long __double2ll_rz(double value) { return (long long)value; }
 inline float rsqrtf(float v) { return 1.f / sqrtf(v); }
 inline float __expf(float v) { return expf(v); }
 
-// What every lane of the warp shows, seen by all of them.
-template <class T>
-struct Board {
-  T of[AT_ONCE_MOST][MOST_WARPS][WARP];
-
-  const T* show(T value) {
-    of[slot][warp()][lane()] = value;
-    __syncwarp();
-    return of[slot][warp()];
-  }
-};
-
 inline unsigned __float_as_uint(float value) {
   unsigned bits;
   memcpy(&bits, &value, 4);
   return bits;
 }
 
-inline int __shfl_sync(unsigned, int value, int from) {
-  static Board<int> board;
-  const int theirs = board.show(value)[from];
-  __syncwarp();
-  return theirs;
+// What the lane `from` of this warp gives, each lane giving something. Instructions of one kind meet.
+enum Kind { FROM, XOR_OF_4, XOR_OF_8, UP_OF_8, KINDS };
+unsigned long seen_from(Kind kind, unsigned long value, int from);
+
+template <class T>
+inline T seen_from(Kind kind, T value, int from) {
+  unsigned long bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  bits = seen_from(kind, bits, from);
+  memcpy(&value, &bits, sizeof(T));
+  return value;
 }
+
+inline int __shfl_sync(unsigned, int value, int from) { return seen_from(FROM, value, from); }
 
 template <class T>
 inline T __shfl_xor_sync(unsigned, T value, int distance) {
-  static Board<T> board;
-  const T theirs = board.show(value)[lane() ^ distance];
-  __syncwarp();
-  return theirs;
+  return seen_from(sizeof(T) == 4 ? XOR_OF_4 : XOR_OF_8, value, lane() ^ distance);
 }
 
 template <class T>
 inline T __shfl_up_sync(unsigned, T value, int distance) {
-  static Board<T> board;
-  const T theirs = board.show(value)[max(lane() - distance, 0)];
-  __syncwarp();
+  const T theirs = seen_from(UP_OF_8, value, max(lane() - distance, 0));
   return lane() < distance ? value : theirs;
 }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 
-inline unsigned __ballot_sync(unsigned, bool value) {
-  static Board<bool> board;
-  const bool* of = board.show(value);
-  unsigned all = 0;
-  for (int i = 0; i < WARP; i++) all |= (unsigned)of[i] << i;
-  __syncwarp();
-  return all;
-}
+unsigned __ballot_sync(unsigned, bool value);
+unsigned __reduce_max_sync(unsigned, unsigned value);
+unsigned __reduce_add_sync(unsigned, unsigned value);
 
-inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  static Board<unsigned> board;
-  const unsigned* of = board.show(value);
-  const unsigned most = *std::max_element(of, of + WARP);
-  __syncwarp();
-  return most;
-}
-
-inline unsigned __reduce_add_sync(unsigned, unsigned value) {
-  static Board<unsigned> board;
-  unsigned sum = 0;
-  const unsigned* of = board.show(value);
-  for (int i = 0; i < WARP; i++) sum += of[i];
-  __syncwarp();
-  return sum;
-}
-
-// Runs body once a thread. drawn: the order in which the blocks begin, a cluster's one behind the
-// other.
+// Runs body(arguments) once a thread. drawn: the order in which the blocks begin, a cluster's one behind
+// the other.
 void run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes,
-         std::function<void()> body);
+         void (*body)(void**), void** arguments);
 #pragma GCC visibility pop

@@ -8,9 +8,11 @@ void call(void (*kernel)(Types...), void** arguments, std::index_sequence<I...>)
 }
 
 template <class... Types>
-std::function<void()> bound(void (*kernel)(Types...), void** arguments) {
-  return [=] { call(kernel, arguments, std::index_sequence_for<Types...>{}); };
+void call(void (*kernel)(Types...), void** arguments) {
+  call(kernel, arguments, std::index_sequence_for<Types...>{});
 }
+
+void of_thread(void** arguments) { call(KERNEL, arguments); }
 
 #ifndef CLUSTER
 #define CLUSTER 1
@@ -19,5 +21,5 @@ std::function<void()> bound(void (*kernel)(Types...), void** arguments) {
 // drawn: the order in which the blocks begin.
 extern "C" void launch(int columns, int rows, const int* drawn, int threads, int shared_bytes,
                        void** arguments) {
-  run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, bound(KERNEL, arguments));
+  run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, of_thread, arguments);
 }

@@ -4,6 +4,23 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
 
+// Of instructions.cpp.
+#pragma GCC visibility push(hidden)
+void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1);
+uint4 load_matrices(u32 at);
+void prepare_barrier(u32 barrier, int count);
+void arrive_at(u32 barrier);
+void expect_bytes(u32 barrier, int bytes);
+void copy_bulk(u32 to, const u16* from, int bytes, u32 barrier);
+void wait_at(u32 barrier, int turn);
+void meet_among(int name, int threads);
+void copy_async(u32 to, const u16* from, int bytes);
+void end_of_copies();
+void wait_for_copies_but(int groups);
+void wait_for_all_copies();
+u64 nanoseconds();
+#pragma GCC visibility pop
+
 inline void allow_next_kernel() {}
 inline void wait_for_last_kernel() {}
 
@@ -51,42 +68,12 @@ inline u32 kept(u32 value) { return value; }
 inline float power_of_2(float v) { return exp2f(v); }
 inline float reciprocal(float v) { return 1.f / v; }
 
-struct Fragments {
-  u32 a[4], b[2];
-};
-
 inline float half_of(u32 pair, int k) { return widen((u16)(k % 2 ? pair >> 16 : pair)); }
-
-inline void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  static Board<Fragments> board;
-  const Fragments* of = board.show({{a0, a1, a2, a3}, {b0, b1}});
-  for (int i = 0; i < 4; i++) {
-    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
-    float sum = 0.f;
-    for (int k = 0; k < 16; k++) {
-      const u32 a = of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
-      const u32 b = of[column * 4 + k % 8 / 2].b[k / 8];
-      sum += half_of(a, k) * half_of(b, k);
-    }
-    c[i] += sum;
-  }
-  __syncwarp();
-}
 
 inline uint4 load_shared(u32 at) {
   uint4 v;
   memcpy(&v, shared_memory + at, 16);
   return v;
-}
-inline uint4 load_matrices(u32 at) {
-  static Board<u32> board;
-  if (at % 16) abort();
-  const u32* of = board.show(at);
-  u32 words[4];
-  for (int i = 0; i < 4; i++)
-    memcpy(words + i, shared_memory + of[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
-  __syncwarp();
-  return {words[0], words[1], words[2], words[3]};
 }
 inline u32 load_shared_word(u32 at) {
   u32 v;
@@ -102,51 +89,11 @@ inline void store_shared(u32 at, uint4 v) { memcpy(shared_memory + at, &v, 16); 
 inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
 inline u16 load_one_from_l2(const u16* at) { return *at; }
 
-inline void prepare_barrier(u32 barrier, int count) {
-  here().barriers[barrier] = SharedBarrier();
-  here().barriers[barrier].count = count;
-}
 inline void show_barriers() {}
-
-// Everything lands at the last moment.
-inline void turn_if_complete(SharedBarrier& barrier) {
-  if (barrier.arrived < barrier.count || barrier.open_bytes != 0) return;
-  for (const Landing& copy : barrier.landings)
-    memcpy(shared_memory + copy.to, copy.from, copy.bytes);
-  barrier.landings.clear();
-  barrier.arrived = 0;
-  barrier.turns++;
-}
-
-inline void arrive_at(u32 at) {
-  SharedBarrier& barrier = here().barriers.at(at);
-  barrier.arrived++;
-  turn_if_complete(barrier);
-}
-
-inline void expect_bytes(u32 at, int bytes) {
-  here().barriers.at(at).open_bytes += bytes;
-  arrive_at(at);
-}
-
-inline void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
-  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
-  SharedBarrier& barrier = here().barriers.at(at);
-  memset(shared_memory + to, 0xff, bytes);
-  barrier.landings.push_back({to, from, bytes});
-  barrier.open_bytes -= bytes;
-  turn_if_complete(barrier);
-}
 
 inline void prefetch_bulk(const u16* from, int bytes) {
   if (bytes < 0 || bytes % 16 || (unsigned long)from % 16) abort();
 }
-
-inline void wait_at(u32 at, int turn) {
-  while (here().barriers.at(at).turns % 2 == turn) yield();
-}
-
-inline void meet_among(int name, int threads) { here().named[name].meet(threads); }
 
 inline void arrive_in_memory(int* counter) { ++*counter; }
 inline int seen_in_memory(const int* counter) { return *counter; }
@@ -177,56 +124,17 @@ inline void look_at_words(const u64* at, u64& first, u64& second) {
 }
 inline void tell_other_gpu(u32* flag, u32 value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
 inline u32 told_by_other_gpu(const u32* flag) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE); }
-inline u64 nanoseconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 inline void fail() { abort(); }
-
-// Copies of each thread, by groups. Everything lands at the last moment.
-struct Copy {
-  u32 to;
-  const u16* from;
-  int bytes;
-};
-using Group = std::vector<Copy>;
-inline std::vector<Group>& my_groups() {
-  static std::map<std::pair<int, int>, std::vector<Group>> all;  // of blocks and their threads
-  auto& mine = all[{here().index, threadIdx.x}];
-  if (mine.empty()) mine.emplace_back();
-  return mine;
-}
-inline void copy_async(u32 to, const u16* from, int bytes) {
-  if (bytes < 0 || bytes > 16 || to % 16 || (unsigned long)from % 16) abort();
-  memset(shared_memory + to, 0xff, 16);
-  my_groups().back().push_back({to, from, bytes});
-}
-inline void end_of_copies() { my_groups().emplace_back(); }
-inline void wait_for_copies_but(int groups) {
-  auto& mine = my_groups();  // the last one is open
-  for (; (int)mine.size() > groups + 1; mine.erase(mine.begin()))
-    for (const Copy& copy : mine.front()) {
-      memset(shared_memory + copy.to, 0, 16);
-      memcpy(shared_memory + copy.to, copy.from, copy.bytes);
-    }
-}
-inline void wait_for_all_copies() {
-  end_of_copies();
-  wait_for_copies_but(0);
-}
 
 #ifdef CLUSTER
 inline void arrive_in_cluster() { arrive_in_cluster_of(CLUSTER); }
 inline void wait_for_cluster() { wait_for_cluster_of(CLUSTER); }
 inline void store_in_block(u64* at, int block, u64 value) {
-  const int index = here().index / CLUSTER * CLUSTER + block;
-  memcpy(shared_of(index) + ((unsigned char*)at - shared_memory), &value, 8);
+  memcpy(shared_of(block, CLUSTER) + ((unsigned char*)at - shared_memory), &value, 8);
 }
 inline float load_float_of_block(const float* at, int block) {
-  const int index = here().index / CLUSTER * CLUSTER + block;
   float v;
-  memcpy(&v, shared_of(index) + ((unsigned char*)at - shared_memory), 4);
+  memcpy(&v, shared_of(block, CLUSTER) + ((unsigned char*)at - shared_memory), 4);
   return v;
 }
 inline float4 load_four_of_block(const float* at, int block) {

@@ -1,16 +1,17 @@
 // What runs the threads of a launch by turns: the same for every kernel, and compiled once.
-#include "cuda.h"
+#include "runtime.h"
 
 alignas(1024) unsigned char shared_memory[SHARED_BYTES];
 Place threadIdx, blockIdx, gridDim;
 Block blocks[AT_ONCE_MOST];
 int slot;
-std::map<int, ClusterBarrier> of_clusters;
 static void* scheduler[5];
 static bool any_left;  // threads that had not ended before this turn
-static std::function<void()> body;
+static void (*body)(void**);
+static void** arguments;
 
-void go_on() {
+// With the next thread of the block, or behind the last with what runs the blocks.
+static void go_on() {
   std::vector<Fiber>& fibers = here().fibers;
   while (++threadIdx.x < (int)fibers.size()) {
     Fiber& fiber = fibers[threadIdx.x];
@@ -22,8 +23,12 @@ void go_on() {
   __builtin_longjmp(scheduler, 1);
 }
 
+void yield() {
+  if (!__builtin_setjmp(me().at)) go_on();
+}
+
 static void run_fiber() {
-  body();
+  body(arguments);
   me().ended = true;
   go_on();
 }
@@ -34,6 +39,81 @@ static void start(Fiber& fiber) {
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = STACK_BYTES;
   makecontext(&fiber.context, run_fiber, 0);
+}
+
+void Barrier::meet(int count) {
+  const long mine = passed;
+  if (++arrived == count) {
+    arrived = 0;
+    passed++;
+  } else {
+    while (passed == mine) yield();
+  }
+}
+
+void __syncwarp() { here().of_warp[warp()].meet(WARP); }
+void __syncthreads() { here().named[0].meet(here().fibers.size()); }
+
+// Of the blocks of a cluster, which begin together.
+struct ClusterBarrier {
+  int arrived = 0;
+  long turns = 0;
+  std::map<std::pair<int, int>, long> waited;  // turns that a thread of a block has waited for
+};
+static std::map<int, ClusterBarrier> of_clusters;
+
+void arrive_in_cluster_of(int blocks_of_one) {
+  ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
+  if (++barrier.arrived < blocks_of_one * (int)here().fibers.size()) return;
+  barrier.arrived = 0;
+  barrier.turns++;
+}
+
+void wait_for_cluster_of(int blocks_of_one) {
+  ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
+  const long mine = ++barrier.waited[{here().index, threadIdx.x}];
+  while (barrier.turns < mine) yield();
+}
+
+unsigned char* shared_of(int number, int blocks_of_one) {
+  const int index = here().index / blocks_of_one * blocks_of_one + number;
+  if (index == here().index) return shared_memory;
+  for (Block& block : blocks)
+    if (block.index == index) return block.shared.data();
+  abort();
+}
+
+unsigned long seen_from(Kind kind, unsigned long value, int from) {
+  static Board<unsigned long> boards[KINDS];
+  const unsigned long theirs = boards[kind].show(value)[from];
+  __syncwarp();
+  return theirs;
+}
+
+unsigned __ballot_sync(unsigned, bool value) {
+  static Board<bool> board;
+  const bool* of = board.show(value);
+  unsigned all = 0;
+  for (int i = 0; i < WARP; i++) all |= (unsigned)of[i] << i;
+  __syncwarp();
+  return all;
+}
+
+unsigned __reduce_max_sync(unsigned, unsigned value) {
+  static Board<unsigned> board;
+  const unsigned* of = board.show(value);
+  const unsigned most = *std::max_element(of, of + WARP);
+  __syncwarp();
+  return most;
+}
+
+unsigned __reduce_add_sync(unsigned, unsigned value) {
+  static Board<unsigned> board;
+  unsigned sum = 0;
+  const unsigned* of = board.show(value);
+  for (int i = 0; i < WARP; i++) sum += of[i];
+  __syncwarp();
+  return sum;
 }
 
 // Every thread of the block that is here, until it waits or has ended.
@@ -77,10 +157,11 @@ static std::vector<int> by_clusters(const int* order, int count, int cluster_blo
 }
 
 void run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes,
-         std::function<void()> of_thread) {
+         void (*of_thread)(void**), void** given) {
   const int count = grid.x * grid.y;
   const std::vector<int> order = by_clusters(drawn, count, cluster);
-  body = std::move(of_thread);
+  body = of_thread;
+  arguments = given;
   gridDim = grid;
   int next = 0, running = 0;
   for (slot = 0; slot < AT_ONCE_MOST && next < count; slot++, running++)

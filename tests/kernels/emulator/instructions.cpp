@@ -1,0 +1,195 @@
+// What more than one value or thread takes part in, of ptx.cuh and the headers of warpgroups: the same for
+// every kernel, and compiled once.
+#include <time.h>
+
+#include <functional>
+
+#include "runtime.h"
+
+#define MT 1  // of what is declared for one kernel alone
+#include "ptx.cuh"
+#include "warpgroup_half.cuh"
+
+struct Fragments {
+  u32 a[4], b[2];
+};
+
+void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  static Board<Fragments> board;
+  const Fragments* of = board.show({{a0, a1, a2, a3}, {b0, b1}});
+  for (int i = 0; i < 4; i++) {
+    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) {
+      const u32 a = of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
+      const u32 b = of[column * 4 + k % 8 / 2].b[k / 8];
+      sum += half_of(a, k) * half_of(b, k);
+    }
+    c[i] += sum;
+  }
+  __syncwarp();
+}
+
+uint4 load_matrices(u32 at) {
+  static Board<u32> board;
+  if (at % 16) abort();
+  const u32* of = board.show(at);
+  u32 words[4];
+  for (int i = 0; i < 4; i++)
+    memcpy(words + i, shared_memory + of[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
+  __syncwarp();
+  return {words[0], words[1], words[2], words[3]};
+}
+
+void prepare_barrier(u32 barrier, int count) {
+  here().barriers[barrier] = SharedBarrier();
+  here().barriers[barrier].count = count;
+}
+
+// Everything lands at the last moment.
+static void turn_if_complete(SharedBarrier& barrier) {
+  if (barrier.arrived < barrier.count || barrier.open_bytes != 0) return;
+  for (const Landing& copy : barrier.landings)
+    memcpy(shared_memory + copy.to, copy.from, copy.bytes);
+  barrier.landings.clear();
+  barrier.arrived = 0;
+  barrier.turns++;
+}
+
+void arrive_at(u32 at) {
+  SharedBarrier& barrier = here().barriers.at(at);
+  barrier.arrived++;
+  turn_if_complete(barrier);
+}
+
+void expect_bytes(u32 at, int bytes) {
+  here().barriers.at(at).open_bytes += bytes;
+  arrive_at(at);
+}
+
+void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
+  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+  SharedBarrier& barrier = here().barriers.at(at);
+  memset(shared_memory + to, 0xff, bytes);
+  barrier.landings.push_back({to, from, bytes});
+  barrier.open_bytes -= bytes;
+  turn_if_complete(barrier);
+}
+
+void wait_at(u32 at, int turn) {
+  while (here().barriers.at(at).turns % 2 == turn) yield();
+}
+
+void meet_among(int name, int threads) { here().named[name].meet(threads); }
+
+u64 nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+// Copies of each thread, by groups. Everything lands at the last moment.
+struct Copy {
+  u32 to;
+  const u16* from;
+  int bytes;
+};
+using Group = std::vector<Copy>;
+static std::vector<Group>& my_groups() {
+  static std::map<std::pair<int, int>, std::vector<Group>> all;  // of blocks and their threads
+  auto& mine = all[{here().index, threadIdx.x}];
+  if (mine.empty()) mine.emplace_back();
+  return mine;
+}
+
+void copy_async(u32 to, const u16* from, int bytes) {
+  if (bytes < 0 || bytes > 16 || to % 16 || (unsigned long)from % 16) abort();
+  memset(shared_memory + to, 0xff, 16);
+  my_groups().back().push_back({to, from, bytes});
+}
+
+void end_of_copies() { my_groups().emplace_back(); }
+
+void wait_for_copies_but(int groups) {
+  auto& mine = my_groups();  // the last one is open
+  for (; (int)mine.size() > groups + 1; mine.erase(mine.begin()))
+    for (const Copy& copy : mine.front()) {
+      memset(shared_memory + copy.to, 0, 16);
+      memcpy(shared_memory + copy.to, copy.from, copy.bytes);
+    }
+}
+
+void wait_for_all_copies() {
+  end_of_copies();
+  wait_for_copies_but(0);
+}
+
+static float code_at(u32 matrix, int row, int column) {
+  const u32 start = matrix / (8 * HALF) * (8 * HALF), at = matrix % (8 * HALF) + column;
+  if (matrix % (8 * HALF) >= HALF) abort();  // columns of the first row
+  const unsigned char code = shared_memory[start + swizzled(row, at / 16) + at % 16];
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  if ((code & 127) == 127) return __builtin_nanf("");
+  const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+  return code >> 7 ? -size : size;
+}
+
+void multiply_codes(float* c, u64 a, u64 b, int adds) {
+  for (int i = 0; i < 4; i++) {
+    const int out = warp() * 16 + lane() / 4 + i / 2 * 8, row = lane() % 4 * 2 + i % 2;
+    float sum = adds ? c[i] : 0.f;
+    for (int k = 0; k < 32; k++) sum += code_at(a, out, k) * code_at(b, row, k);
+    c[i] = sum;
+  }
+}
+
+// Products of this thread that are made at the last moment: when it waits for them. By groups.
+using Products = std::vector<std::function<void()>>;
+static std::vector<Products>& my_products() {
+  static std::map<std::pair<int, int>, std::vector<Products>> all;  // of blocks and their threads
+  auto& mine = all[{here().index, threadIdx.x}];
+  if (mine.empty()) mine.emplace_back();
+  return mine;
+}
+
+void end_of_products() { my_products().emplace_back(); }
+
+// Until all have ended but those of the last `groups` groups that have ended.
+void wait_for_products_but(int groups) {
+  while ((int)my_products().size() > groups + 1) {  // the last one is open
+    const Products asked = std::move(my_products().front());
+    my_products().erase(my_products().begin());
+    for (const auto& product : asked) product();
+  }
+}
+
+void wait_for_products() {
+  end_of_products();
+  wait_for_products_but(0);
+}
+
+struct LeftFragment {
+  u32 a[4];
+};
+
+static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
+  static Board<LeftFragment> board;
+  const LeftFragment* of = board.show(a);
+  const u32 start = b / (8 * HALF) * (8 * HALF), at = b % (8 * HALF);
+  for (int i = 0; i < count; i++) {
+    const int row = lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) {
+      u16 value;
+      memcpy(&value, shared_memory + start + swizzled(column, at / 16 + k / 8) + k % 8 * 2, 2);
+      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * widen(value);
+    }
+    c[i] = (adds ? c[i] : 0.f) + sum;
+  }
+  __syncwarp();
+}
+
+void add_product_of(int count, float* c, const u32* a, u64 b, int adds) {
+  const LeftFragment given = {{a[0], a[1], a[2], a[3]}};
+  my_products().back().push_back([=] { make_product(c, given, b, adds, count); });
+}
