@@ -2,28 +2,32 @@
 // to the same bits, each row's experts by themselves.
 //
 // Compile-time: DOWN (the second product), TEAMS (of a block, each with a tile of 16 rows of the weight, of
-// the first product 16 of gate and 16 of up), PARTS (of the columns, each a sum), SPREAD (warps that share
-// the parts of 16 rows), STEP (chunks fetched at once), STAGES (steps of a warp on their way), AHEAD (the
-// second product asks for what its stages do not hold, too), TOGETHER (blocks of a multiprocessor), CHOSEN
-// (experts a row), BIAS, CLAMPED.
+// the first product 16 of gate and 16 of up), STEP (chunks fetched at once), STAGES (steps of a warp on
+// their way), CHOSEN (experts a row), BIAS, CLAMPED.
 //
-// Blocks share the tiles of all slots evenly, a warp has 16 rows of a weight and a part of the columns, and
+// Blocks share the tiles of all slots evenly, a warp has 16 rows of a weight and half of the columns, and
 // its codes lie one behind the other: one lane fetches a step's by two copies. The sums of a tile meet in
 // shared memory.
 //
-// The second product fetches weights before the first one has ended (griddepcontrol): the kernel that chose
-// experts stands before that one, and is complete.
+// The second product fetches weights before the first one has ended (griddepcontrol), and asks the second
+// cache for what its stages do not hold: the kernel that chose experts stands before that one, and is
+// complete.
 
 #include "mxfp4.cuh"
 
 #define KINDS (DOWN ? 1 : 2)  // of rows of the weight: of gate and of up
-#define TEAM (KINDS * SPREAD)
+#define TEAM (2 * KINDS)
 #define WARPS (TEAM * TEAMS)
 #define THREADS (32 * WARPS)
 #define STAGE_BYTES (STEP * PART_BYTES)  // words of all chunks, then factors
-#define SUMS (KINDS * PARTS * 16)        // of a tile
+#define SUMS (TEAM * 16)                 // of a tile
 #define BARRIERS (1 + TEAMS + WARPS * STAGES)  // of the rows, of teams, of stages
 #define BARRIER_BYTES ((8 * BARRIERS + 127) / 128 * 128)
+#ifdef NARROW  // TRIAL
+#define BOUNDS __maxnreg__(56)
+#else
+#define BOUNDS __launch_bounds__(THREADS, 1)
+#endif
 
 // Adds the products of a chunk. words, factors: of this lane. x: this lane's row of a matrix of 16 bytes.
 __device__ __forceinline__ void multiply_chunk(float* acc, u32 words, u32 factors, u32 x) {
@@ -57,8 +61,9 @@ __device__ __forceinline__ void multiply_chunk(float* acc, u32 words, u32 factor
 struct Weights {
   const unsigned char *words, *factors;  // of all experts
   int unit, last, tiles, chunks, num_experts, id;  // unit: of the tiles of all slots; id: the lane's slot's
-  int kind, first, last_part, part, chunk, end;  // of this warp; chunk: the next one; end: of its part
-  u64 place;                    // chunks of 16 rows before the tile's
+  int kind, begin, end;  // of this warp; chunks
+  int chunk;             // the next one
+  u64 place;             // chunks of 16 rows before the tile's
 
   __device__ __forceinline__ int expert() const { return __shfl_sync(0xffffffff, id, unit / tiles); }
 
@@ -68,13 +73,9 @@ struct Weights {
       const int chosen = expert();
       if ((u32)chosen >= (u32)num_experts) continue;
       place = ((u64)chosen * KINDS * tiles + kind * tiles + unit % tiles) * chunks;
-      begin(first);
+      chunk = begin;
       break;
     }
-  }
-
-  __device__ __forceinline__ void begin(int new_part) {
-    part = new_part, chunk = chunks * part / PARTS, end = chunks * (part + 1) / PARTS;
   }
 
   // The next step, if there is one.
@@ -88,18 +89,16 @@ struct Weights {
     }
     chunk += count;
     if (chunk == end) {
-      if (part < last_part) return begin(part + 1);
       unit += TEAMS;
       enter();
     }
   }
 
-  // Brings what is left of this tile nearer.
+  // Brings what is left of this warp's part of the tile nearer.
   __device__ __forceinline__ void ask() const {
     if (unit >= last || (threadIdx.x & 31) != 0) return;
-    const int left = chunks * (last_part + 1) / PARTS - chunk;
-    prefetch_bulk((const u16*)(words + (place + chunk) * 1024), left * 1024);
-    prefetch_bulk((const u16*)(factors + (place + chunk) * 64), left * 64);
+    prefetch_bulk((const u16*)(words + (place + chunk) * 1024), (end - chunk) * 1024);
+    prefetch_bulk((const u16*)(factors + (place + chunk) * 64), (end - chunk) * 64);
   }
 };
 
@@ -111,14 +110,14 @@ __device__ __forceinline__ void fetch_rows(u32 to, const u16* from, int rows, in
     copy_bulk(to + row * pitch, from + (u64)row * columns, columns * 2, barrier);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_row(
+extern "C" __global__ void BOUNDS mxfp4_row(
     const u16* x, const u32* words, const u32* factors, const u16* bias, const int* ids,
     const float* weights, void* out, int num_slots, int num_rows, int columns, int width, int num_experts,
     float alpha, float limit) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, team = warp / TEAM, member = warp % TEAM;
-  const int kind = member / SPREAD, first_part = member % SPREAD * (PARTS / SPREAD);
   const int tiles = width / 16, chunks = (columns + CHUNK - 1) / CHUNK, all = num_slots * tiles;
+  const int begin = member % 2 ? first_half(chunks) : 0, end = member % 2 ? chunks : first_half(chunks);
   const int first = all * (int)blockIdx.x / (int)gridDim.x;
   const int last = all * ((int)blockIdx.x + 1) / (int)gridDim.x;
   const int first_row = first / tiles / (DOWN ? 1 : CHOSEN);
@@ -149,11 +148,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_row(
     fetch_rows(x_at, x + (u64)first_row * columns, rows, columns, pitch, base);
   __syncwarp();
   Weights fetched = {(const unsigned char*)words, (const unsigned char*)factors, first + team, last, tiles,
-                     chunks, num_experts, id, kind, first_part, first_part + PARTS / SPREAD - 1};
+                     chunks, num_experts, id, member / 2, begin, end};
   fetched.enter();
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; stage++) fetched.fetch(ring + stage * STAGE_BYTES, full + 8 * stage);
-  if (DOWN && AHEAD) fetched.ask();
+  if (DOWN) fetched.ask();
   if (DOWN && threadIdx.x == 0) {
     wait_for_last_kernel();
     allow_next_kernel();
@@ -161,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_row(
   }
   __syncwarp();
 
-  int stage = 0, turn = 0, half = 0;  // half: of the sums
+  int stage = 0, turn = 0, set = 0;  // set: of the sums
 #pragma unroll 1
   for (int unit = first + team; unit < last; unit += TEAMS) {
     const int slot = unit / tiles, o = unit % tiles * 16 + lane;
@@ -175,47 +174,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_row(
       if (DOWN) weight = load_float_from_l2(weights + slot);
     }
     const u32 row = x_at + (slot / (DOWN ? 1 : CHOSEN) - first_row) * pitch + (lane >> 3) * 16;
-    float* const to_sums = sums + half * SUMS + (kind * PARTS + first_part) * 16 + (lane >> 2);
+    float* const to_sums = sums + set * SUMS + member * 16 + (lane >> 2);
     wait_at(base, 0);
-#pragma unroll
-    for (int part = 0; part < PARTS / SPREAD; part++) {
-      float acc[4] = {};
-      const int end = chunks * (first_part + part + 1) / PARTS;
+    float acc[4] = {};
 #pragma unroll 1
-      for (int chunk = chunks * (first_part + part) / PARTS; chunk < end; chunk += STEP) {
-        const u32 words_at = ring + stage * STAGE_BYTES + lane * 16, x_at = row + chunk * 256;
-        const u32 factors_at = ring + stage * STAGE_BYTES + STEP * 1024 + (lane >> 2) * 4;
-        wait_at(full + 8 * stage, turn);
-        if (end - chunk >= STEP) {
+    for (int chunk = begin; chunk < end; chunk += STEP) {
+      const u32 words_at = ring + stage * STAGE_BYTES + lane * 16, x_at = row + chunk * 256;
+      const u32 factors_at = ring + stage * STAGE_BYTES + STEP * 1024 + (lane >> 2) * 4;
+      wait_at(full + 8 * stage, turn);
+      if (end - chunk >= STEP) {
 #pragma unroll
-          for (int k = 0; k < STEP; k++)
-            multiply_chunk(acc, words_at + k * 1024, factors_at + k * 64, x_at + k * 256);
-        } else {
+        for (int k = 0; k < STEP; k++)
+          multiply_chunk(acc, words_at + k * 1024, factors_at + k * 64, x_at + k * 256);
+      } else {
 #pragma unroll 1
-          for (int k = 0; k < end - chunk; k++)
-            multiply_chunk(acc, words_at + k * 1024, factors_at + k * 64, x_at + k * 256);
-        }
-        __syncwarp();  // all lanes have read the stage
-        fetched.fetch(ring + stage * STAGE_BYTES, full + 8 * stage);
-        if (++stage == STAGES) stage = 0, turn ^= 1;
+        for (int k = 0; k < end - chunk; k++)
+          multiply_chunk(acc, words_at + k * 1024, factors_at + k * 64, x_at + k * 256);
       }
-      if (lane % 4 == 0) to_sums[part * 16] = acc[0], to_sums[part * 16 + 8] = acc[2];
+      __syncwarp();  // all lanes have read the stage
+      fetched.fetch(ring + stage * STAGE_BYTES, full + 8 * stage);
+      if (++stage == STAGES) stage = 0, turn ^= 1;
     }
+    if (lane % 4 == 0) to_sums[0] = acc[0], to_sums[8] = acc[2];
     __syncwarp();  // all lanes have written
-    if (TEAM > 1) {
-      if (lane == 0) arrive_at(of_team);
-      wait_at(of_team, half);
-    }
+    if (lane == 0) arrive_at(of_team);
+    wait_at(of_team, set);
     if (finishes) {
-      const float* const of = sums + half * SUMS + lane;
-      float sum = of[0], up = DOWN ? 0.f : of[PARTS * 16];
-#pragma unroll
-      for (int part = 1; part < PARTS; part++) {
-        sum += of[part * 16];
-        if (!DOWN) up += of[(PARTS + part) * 16];
-      }
-      finish(sum, up, of_out, of_up, weight, out, place_of(slot, num_rows, width) + o, alpha, limit);
+      const float* const of = sums + set * SUMS + lane;
+      finish(of[0] + of[16], DOWN ? 0.f : of[32] + of[48], of_out, of_up, weight, out,
+             place_of(slot, num_rows, width) + o, alpha, limit);
     }
-    half ^= 1;
+    set ^= 1;
   }
 }

@@ -1,6 +1,6 @@
 """The products of experts in MXFP4 in CUDA C++: weights stream through shared memory, those of the
-second product before the first one has ended. One kernel for all rows, up to 16 an expert on
-average, and one for few (mxfp4_row_cuda): a row has the same bits at every number of rows."""
+second product before the first one has ended. One kernel for up to four rows (mxfp4_row_cuda), and
+one for up to 16 an expert on average: a row has the same bits at every number of rows."""
 
 from __future__ import annotations
 
@@ -34,23 +34,20 @@ _MEAN_ROWS = 16  # of an expert, at most
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of a block: rows of the weight of a warp's tile (in sixteens, of the first product
-    halves or pairs of gate and up), warps, chunks of a warp on their way, eights of an expert's
-    rows multiplied at once, and blocks of a multiprocessor. None of these is the order of a sum.
-    parts: of the columns, whose sums are added."""
+    """Shape of a block: warps, whose tiles have 32 rows of the weight each, of the first product
+    16 of gate and 16 of up, chunks of a warp on their way, and eights of an expert's rows
+    multiplied at once. None of these is the order of a sum."""
 
-    sixteens: int
     warps: int
     stages: int
     eights: int
-    together: int = 1
-    parts: int = 1
+    parts: int = 2  # TRIAL
 
     name = "mxfp4_experts"
 
     def __str__(self) -> str:
-        parts = f"/{self.parts}" if self.parts > 1 else ""
-        return f"{self.sixteens}/{self.warps}/{self.stages}/{self.eights}/{self.together}{parts}"
+        trial = " parts 1" if self.parts == 1 else ""  # TRIAL
+        return f"{self.warps}/{self.stages}/{self.eights}{trial}"
 
     def threads_of(self, _: Product) -> int:
         """A warp more fetches rows."""
@@ -59,67 +56,47 @@ class Tile:
     def fits(self, product: Product) -> bool:
         """Whether tiles divide the outputs, and halves of a chunk the columns, and shared memory
         suffices."""
-        divides = product.width % product.outs(self.sixteens) + product.columns % (CHUNK // 2) == 0
-        return divides and self.shared_bytes(product) * self.together <= MOST_SHARED
+        divides = product.width % _outs(product) + product.columns % (CHUNK // 2) == 0
+        return divides and self.shared_bytes(product) <= MOST_SHARED
 
-    def defines(self, product: Product) -> tuple[tuple[str, int], ...]:
+    def defines(self, _: Product) -> tuple[tuple[str, int], ...]:
         return (
-            ("NT", self.sixteens),
             ("WARPS", self.warps),
             ("STAGES", self.stages),
             ("PASS", self.eights),
             ("X_STAGES", self._x_stages),
-            ("TOGETHER", self.together),
-            ("PARTS", self.parts),
+            ("PARTS", self.parts),  # TRIAL
         )
 
     def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
         """All blocks run at once, and each has a tile, if no two rows choose the same expert."""
         chosen = min(product.num_slots, product.num_experts)
-        tiles = chosen * (product.width // product.outs(self.sixteens))
-        return min(multiprocessors(device) * self.together, tiles), 1, 1
+        return min(multiprocessors(device), chosen * (product.width // _outs(product))), 1, 1
 
     def shared_bytes(self, product: Product, blocks: int = 1) -> int:
-        """Barriers, steps of the rows, rings of the weight, sums of parts, and which slots experts
-        have; of any number of blocks."""
+        """Barriers, steps of the rows, rings of the weight, sums of half of the columns, and which
+        slots experts have; of any number of blocks."""
         rows = self._x_stages * 8 * self.eights * _X_PITCH
-        rings = self.warps * self.stages * self.sixteens * _PART_BYTES
-        if self.parts > 1:
-            rings += self.warps * self.sixteens * self.eights * 512
-        return _BARRIER_BYTES + rows + rings + 8 * (product.num_experts + product.num_slots)
+        of_warp = self.stages * 2 * _PART_BYTES + self.eights * 1024
+        if self.parts == 1:  # TRIAL
+            of_warp -= self.eights * 1024  # TRIAL
+        counted = 8 * (product.num_experts + product.num_slots)
+        return _BARRIER_BYTES + rows + self.warps * of_warp + counted
 
     @property
     def _x_stages(self) -> int:
         return 6 if self.eights == 1 else 3
 
 
-@dataclass(frozen=True)
-class Both:
-    """Tiles of the first product and of the second one."""
-
-    gate_up: Tile | RowTile
-    down: Tile | RowTile
-
-    def __str__(self) -> str:
-        return f"{self.gate_up} {self.down}"
-
-    def of(self, product: Product) -> Tile | RowTile:
-        return self.down if product.is_down else self.gate_up
+def _outs(product: Product) -> int:
+    """Outputs of a tile."""
+    return 32 if product.is_down else 16
 
 
-AnyTile = Tile | RowTile | Both
-
-
-def _of(tile: AnyTile, product: Product) -> Tile | RowTile:
-    return tile.of(product) if isinstance(tile, Both) else tile
-
-
-# Least rows -> tile, the most first. Bits are the same in all of them.
-TILES: tuple[tuple[int, AnyTile], ...] = (
-    (17, Tile(2, 15, 3, 4)),
-    (3, Tile(2, 15, 3, 1)),
-    (1, Tile(1, 11, 7, 1)),
-)
+AnyTile = Tile | RowTile
+# Least rows -> tile, the most first, behind that of few rows. Bits are the same in all of them.
+TILES = ((17, Tile(15, 3, 4)), (1, Tile(15, 3, 1)))
+FEW_ROWS = 4
 
 
 def tile_for(
@@ -129,8 +106,9 @@ def tile_for(
     products. None: too many rows an expert, or none fits, Triton computes."""
     if num_rows * num_chosen > _MEAN_ROWS * num_experts:
         return None
-    tiles = (tile for least, tile in TILES if num_rows >= least)
-    return next((one for one in tiles if all(_of(one, p).fits(p) for p in products)), None)
+    tiles: list[AnyTile] = [RowTile()] if num_rows <= FEW_ROWS else []
+    tiles += [tile for least, tile in TILES if num_rows >= least]
+    return next((tile for tile in tiles if all(tile.fits(one) for one in products)), None)
 
 
 def takes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
@@ -184,7 +162,7 @@ def experts(
 
 
 def _launch(
-    tiles: AnyTile,
+    tile: AnyTile,
     product: Product,
     x: Tensor,
     matrix: PackedExperts,
@@ -193,7 +171,7 @@ def _launch(
     weights: PackedExpertWeights,
     out: Tensor,
 ) -> None:
-    how, tile = weights.activation, _of(tiles, product)
+    how = weights.activation
     defines = (
         ("DOWN", int(product.is_down)),
         *tile.defines(product),

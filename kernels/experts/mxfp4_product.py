@@ -19,7 +19,3 @@ class Product:
     @property
     def num_slots(self) -> int:
         return self.num_rows * self.num_chosen
-
-    def outs(self, sixteens: int) -> int:
-        """Outputs of so many sixteens of rows of the weight, a half of which may be of up."""
-        return sixteens * (16 if self.is_down else 8)
