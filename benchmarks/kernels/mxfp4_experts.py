@@ -6,10 +6,12 @@
 A layer's two products in a CUDA graph, over the weights of several layers, so that none is read
 from a cache; rows choose experts evenly. TB/s are of the chosen experts' weights, each read once;
 "copy" is what a plain copy of this card moves. Errors are those against the float32 reference of
-dequantised weights, relative, of some rows; "bits" tells whether a row among 64 has those of it
+dequantised weights, relative, of some rows; "bits" tells whether these rows have those of them
 alone. The first form times Triton's tiles (--jobs: processes that compile them, before), the
-second those of CUDA C++ beside Triton's in force, at 1 to 128 rows; it writes `mxfp4-rows`, and
-tells the fastest tiles as it goes. Errors and bits come before times.
+second those of CUDA C++ beside Triton's in force, at 1 to 128 rows: what they add to a chain of
+norm, router and the norm that adds up their parts, in which kernels start before others have
+ended. It writes `mxfp4-rows`. Errors and bits come before times; of CUDA C++ those of what is
+chosen for one row.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
 from benchmarks.kernels.experts import SHAPES, copy_speed, rows_of
-from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Layer, Variant, multiplied
+from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Chain, Layer, Variant, multiplied
 from specengine.kernels.experts import mxfp4_cuda, route_triton
-from specengine.kernels.experts.mxfp4_cuda import tile_for
+from specengine.kernels.experts.mxfp4_cuda import AnyTile, tile_for
+from specengine.kernels.experts.mxfp4_row_cuda import RowTile
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
 from specengine.kernels.experts.types import Routing
 from specengine.kernels.precompile import precompile
@@ -54,32 +57,20 @@ _USUAL = "8 rows, 2 warps"
 MANY = [(32, 32, 4, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 32, 4, 3), (128, 64, 8, 3)]
 SWEPT_ROWS = {"gpt-oss-20b": (1, 2, 4, 8, 16, 32, 64, 128), "gpt-oss-120b": (1, 4, 8, 64)}
 TRITON = "Triton"
-# Of a block that shares a multiprocessor with one of the next product: at most 113 KiB.
-FEWEST_TILES = [
-    *(mxfp4_cuda.Tile(1, 11, stages, 1) for stages in (7, 10)),
-    *(mxfp4_cuda.Tile(2, 6, stages, 1) for stages in (6, 13)),
-    *(mxfp4_cuda.Tile(1, 6, 7, 1, 2), mxfp4_cuda.Tile(1, 15, 5, 1), mxfp4_cuda.Tile(1, 15, 9, 1)),
-]
-FEW_TILES = [
-    *(mxfp4_cuda.Tile(2, 15, stages, 1) for stages in (3, 5)),
-    *(mxfp4_cuda.Tile(1, 15, 8, 1), mxfp4_cuda.Tile(2, 11, 6, 1), mxfp4_cuda.Tile(2, 12, 4, 1)),
-]
-WIDEST = mxfp4_cuda.Tile(2, 15, 3, 4)
+SWEPT_LAYERS = 2
+FEW, MANY_ROWS = mxfp4_cuda.Tile(15, 3, 1), mxfp4_cuda.Tile(15, 3, 4)
 
 
-def rows_variants(name: str) -> Callable[[int, int], list[Variant]]:
-    """Triton's, that in force, and the others, for a shape."""
-    count = SHAPES[name].count
-
-    def made(rows: int, chosen: int) -> list[Variant]:
-        now = tile_for(rows, chosen, count)
-        tiles = [*([now] if now else []), WIDEST]
-        tiles += FEWEST_TILES if rows < 8 else []
-        tiles += FEW_TILES if 1 < rows <= 32 else [mxfp4_cuda.Tile(2, 15, 5, 4)]
-        usual = FORMAT.tiles.tiles_of(rows, count, chosen)
-        return [Variant(TRITON, usual), *(Variant(str(one), one) for one in dict.fromkeys(tiles))]
-
-    return made
+def rows_variants(rows: int, chosen: int, count: int) -> list[Variant]:
+    """Triton's, that in force, and the others."""
+    now = tile_for(rows, chosen, count)
+    tiles: list[AnyTile] = [*([now] if now else []), MANY_ROWS]
+    tiles += [FEW, mxfp4_cuda.Tile(15, 5, 1), mxfp4_cuda.Tile(12, 4, 1)] if rows <= 32 else []
+    tiles += [RowTile(is_narrow=True)] if rows <= 4 else []  # TRIAL
+    if rows >= 8:  # TRIAL
+        tiles += [replace(FEW, parts=1), replace(MANY_ROWS, parts=1)]  # TRIAL
+    usual = FORMAT.tiles.tiles_of(rows, count, chosen)
+    return [Variant(TRITON, usual), *(Variant(str(one), one) for one in dict.fromkeys(tiles))]
 
 
 def variants(rows: int, chosen: int) -> list[Variant]:
@@ -118,14 +109,15 @@ def compile_part(part: str) -> None:
 def beside_triton(path: Path | None) -> list[dict[str, Any]]:
     found = []
     for name, all_rows in SWEPT_ROWS.items():
-        shape, made = SHAPES[name], rows_variants(name)
-        bench = Bench(name, [Layer.of(shape, seed) for seed in range(LAYERS[name])])
+        shape = SHAPES[name]
+        made = partial(rows_variants, count=shape.count)
+        bench = Bench(name, [Layer.of(shape, seed) for seed in range(SWEPT_LAYERS)])
         with precompile():
             for rows in all_rows:
-                for one, size in product(made(rows, shape.chosen), (1, rows)):
-                    x, chosen = rows_of(shape, size), bench.picked(size)[0]
-                    multiplied(x, chosen, bench.layers[0].weights, one.tiles)
-        found += bench.table(made, all_rows)
+                for size, one in product((1, rows), made(rows, shape.chosen)):
+                    chain = Chain(shape, bench.layers, size)
+                    chain.run(*chain.of[0], one.tiles)
+        found += bench.table(made, all_rows, in_chain=True)
         _keep(path, found)
         del bench
         torch.cuda.empty_cache()
@@ -140,6 +132,7 @@ def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         shape = SHAPES[name]
         chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
         cuda = [(one["us"], other) for other, one in of.items() if other != TRITON]
+        cuda = [one for one in cuda if "parts 1" not in one[1]]  # TRIAL
         us, best = min(cuda, default=(None, ""))
         table.append(
             {

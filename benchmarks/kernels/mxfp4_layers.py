@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,11 +20,13 @@ from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import Tiles, are_few
 from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
+from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
 CUDA = "cuda"
 FORMAT = load_place(EXPERT_FORMATS["mxfp4"])
 LAYERS = {"gpt-oss-20b": 4, "gpt-oss-120b": 2}  # whose weights take turns
-AnyTiles = Tiles | mxfp4_cuda.Tile
+AnyTiles = Tiles | mxfp4_cuda.AnyTile
+CALLS, EPS = 24, 1e-5  # of a chain
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,9 @@ class Variant:
 
 
 def multiplied(
-    x: torch.Tensor, chosen: Chosen, weights: PackedExpertWeights, tiles: AnyTiles
+    x: torch.Tensor, chosen: Chosen, weights: PackedExpertWeights, tiles: AnyTiles | None
 ) -> torch.Tensor:
+    """tiles: None takes those of CUDA C++ that are in force."""
     if isinstance(tiles, Tiles):
         return experts_triton.experts(x, chosen, weights, tiles)
     return mxfp4_cuda.experts(x, chosen, weights, tiles)
@@ -82,6 +86,37 @@ def some(chosen: Chosen, rows: Any) -> Chosen:
     return Chosen(chosen.ids_TK[rows].contiguous(), chosen.weights_TK[rows].contiguous())
 
 
+class Chain:
+    """What layers have from their second norm on: norm, router, both products, and the norm that
+    adds up their parts, each time of other rows."""
+
+    def __init__(self, shape: Shape, layers: list[Layer], rows: int) -> None:
+        generator = torch.Generator(CUDA).manual_seed(rows)
+        size = (CALLS, rows, shape.hidden)
+        streams = torch.randn(size, device=CUDA, generator=generator).bfloat16()
+        self.of = [(x, layers[i % len(layers)]) for i, x in enumerate(streams)]
+        self.routing = Routing(shape.chosen)
+        self.gain = torch.ones(shape.hidden, device=CUDA, dtype=torch.bfloat16)
+        self.nothing = torch.zeros(shape.chosen, *size[1:], device=CUDA)
+
+    def routed(self, stream: torch.Tensor, layer: Layer) -> tuple[torch.Tensor, Chosen]:
+        x = rms_norm(stream, self.gain, EPS)
+        return x, route_triton.route(x, layer.router, self.routing)
+
+    def run(self, stream: torch.Tensor, layer: Layer, tiles: AnyTiles | None) -> None:
+        x, chosen = self.routed(stream, layer)
+        out = self.nothing if tiles is None else multiplied(x, chosen, layer.weights, tiles)
+        add = sum_add_rms_norm if out.dim() == 3 else fused_add_rms_norm
+        add(out, stream, self.gain, EPS)
+
+    def us(self, tiles: AnyTiles | None) -> float:
+        """Of a call; tiles: None leaves out the products."""
+        return graph_us([partial(self.run, *one, tiles) for one in self.of])
+
+    def picked(self) -> list[Chosen]:
+        return [self.routed(*one)[1] for one in self.of]
+
+
 @dataclass
 class Bench:
     name: str
@@ -104,14 +139,18 @@ class Bench:
     def error(
         self, rows: int, tiles: AnyTiles, few: torch.Tensor, expected: torch.Tensor
     ) -> tuple[float, bool | None]:
-        """Of some rows, and whether the first one alone has the same bits."""
+        """Of some rows, and whether each of them alone has the same bits, by what is chosen for one
+        row, or by Triton's tiles."""
         x, chosen, weights = rows_of(self.shape, rows), self.picked(rows)[0], self.layers[0].weights
         out = multiplied(x, chosen, weights, tiles)
         error = (summed(out)[few].double() - expected).norm() / expected.norm()
         same = None
-        if isinstance(tiles, mxfp4_cuda.Tile) or are_few(*chosen.ids_TK.shape):
-            alone = multiplied(x[:1], some(chosen, slice(0, 1)), weights, tiles)
-            same = torch.equal(alone[:, 0], out[:, 0])
+        if not isinstance(tiles, Tiles) or are_few(*chosen.ids_TK.shape):
+            of_one = tiles if isinstance(tiles, Tiles) else None
+            if isinstance(tiles, mxfp4_cuda.Tile) and tiles.parts == 1:  # TRIAL
+                of_one = tiles  # TRIAL
+            alone = [multiplied(x[i, None], some(chosen, i[None]), weights, of_one) for i in few]
+            same = all(torch.equal(a[:, 0], out[:, i]) for a, i in zip(alone, few, strict=True))
         return float(error), same
 
     def us(self, rows: int, tiles: AnyTiles) -> float:
@@ -124,22 +163,27 @@ class Bench:
             ]
         )
 
-    def read_bytes(self, rows: int) -> float:
+    def read_bytes(self, picked: list[Chosen]) -> float:
         weights = self.layers[0].weights
         size = (weights.gate_up.num_bytes + weights.down.num_bytes) / self.shape.count
-        picked = self.picked(rows)
         return size * sum(len(one.ids_TK.unique()) for one in picked) / len(picked)
 
     def table(
-        self, made: Callable[[int, int], list[Variant]], all_rows: Sequence[int]
+        self,
+        made: Callable[[int, int], list[Variant]],
+        all_rows: Sequence[int],
+        in_chain: bool = False,
     ) -> list[dict[str, Any]]:
+        """in_chain: what the products add to a chain is timed, in place of them alone."""
         found = []
         for rows in all_rows:
-            moved, expected = self.read_bytes(rows), self.expected(rows)
+            chain = Chain(self.shape, self.layers, rows) if in_chain else None
+            moved = self.read_bytes(chain.picked() if chain else self.picked(rows))
+            rest, expected = chain.us(None) if chain else 0.0, self.expected(rows)
             for one in made(rows, self.shape.chosen):
                 try:
                     error, same = self.error(rows, one.tiles, *expected)
-                    us = self.us(rows, one.tiles)
+                    us = chain.us(one.tiles) - rest if chain else self.us(rows, one.tiles)
                 except Exception as problem:  # out of shared memory
                     print(rows, one.name, type(problem).__name__, str(problem)[:80], flush=True)
                     continue

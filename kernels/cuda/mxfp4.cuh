@@ -1,5 +1,5 @@
-// Of mxfp4_experts.cu: how codes as kernels/linear/mxfp4_words.py lays them out are widened, and what
-// becomes of a sum.
+// Of mxfp4_experts.cu and mxfp4_row.cu: how codes as kernels/linear/mxfp4_words.py lays them out are
+// widened, the order of sums, and what becomes of a sum.
 //
 // Compile-time: DOWN (the second product), CHOSEN (experts a row), BIAS, CLAMPED.
 
@@ -19,6 +19,10 @@ __device__ __forceinline__ u32 turned(u32 word, int count) {
 // Factors of a row's even and odd blocks of a chunk, as bfloat16, from four bytes.
 __device__ __forceinline__ u32 even_factors(u32 bytes) { return bytes << 7 & 0x7f807f80u; }
 __device__ __forceinline__ u32 odd_factors(u32 bytes) { return bytes >> 1 & 0x7f807f80u; }
+
+// Of so many chunks of columns, those whose products are added by themselves, in their order; the sum of the
+// others', which may be none, is added to that.
+__device__ __forceinline__ int first_half(int chunks) { return (chunks + 1) / 2; }
 
 // The pairs q = 0 to 3 of an even and an odd block, the chunk's first ones or (later) second ones.
 __device__ __forceinline__ void widened(u32* even, u32* odd, u32 first, u32 second, u32 evens, u32 odds,

@@ -1,11 +1,10 @@
 // One of the two products of experts in MXFP4: what packed_triton.py computes, of weights as
 // kernels/linear/mxfp4_words.py lays them out, in bfloat16.
 //
-// Compile-time: DOWN (the second product), NT (parts of 16 rows of the weight a tile; of the first
-// product every second one is of up, and a single one is half of gate, half of up), WARPS (each with a
-// tile of its own), STAGES (chunks of a warp on their way), PASS (eights of an expert's rows multiplied
-// at once), X_STAGES (steps of the rows on their way), TOGETHER (blocks of a multiprocessor), CHOSEN
-// (experts a row), BIAS, CLAMPED.
+// Compile-time: DOWN (the second product), WARPS (each with a tile of its own: 32 rows of the weight, of the
+// first product 16 of gate and 16 of up), STAGES (chunks of a warp on their way), PASS (eights of an
+// expert's rows multiplied at once), X_STAGES (steps of the rows on their way), CHOSEN (experts a row),
+// BIAS, CLAMPED.
 //
 // Blocks count which experts are chosen, and share all tiles of these evenly. Of each expert of its
 // share a block's warps take a tile a round: a code is fetched and widened once for up to 8 PASS rows,
@@ -13,7 +12,7 @@
 // a ring that each warp has for itself, from one tile to the next; one more warp fetches steps of the
 // rows, which all share.
 //
-// A sum is one thread's, over all columns in their order, whatever stands beside it.
+// The sum of half of the columns is one thread's, over these in their order, whatever stands beside it.
 //
 // The second product counts, and fetches weights, before the first one has ended (griddepcontrol): the
 // kernel that chose experts stands before that one, and is complete.
@@ -21,32 +20,35 @@
 #include "mxfp4.cuh"
 
 #define THREADS (32 * (WARPS + 1))
-#define OUTS (DOWN ? 16 * NT : 8 * NT)
+#define NT 2  // parts of 16 rows of the weight
+#define OUTS (DOWN ? 32 : 16)
 #define STAGE_BYTES (NT * PART_BYTES)
 #define ROWS (8 * PASS)
 #define X_CHUNKS 2                        // of a step
 #define X_PITCH (X_CHUNKS * CHUNK * 2 + 16)  // bytes: eight rows read different banks
 #define X_BYTES (ROWS * X_PITCH)
 #define BARRIER_BYTES 128
-#define HALVES (!DOWN && NT == 1)  // of gate and of up
-#define UPS (DOWN || HALVES ? 1 : 2)  // parts from one of gate to the next
+#ifndef PARTS
+#define PARTS 2  // TRIAL
+#endif
+#define HELD_BYTES (PARTS > 1 ? NT * PASS * 4 * 32 * 4 : 0)  // of a warp: sums of the first half
 
 #include "mxfp4_share.cuh"
 
-// A thread's codes and factors of a chunk of NT parts of 16 rows of the weight.
+// A thread's codes and factors of a chunk of a tile.
 struct Codes {
   uint4 words[NT][2];
   u32 factors[NT][2];
 
-  __device__ __forceinline__ void load(const unsigned char* stage) {
+  __device__ __forceinline__ void load(u32 stage) {
     const int lane = threadIdx.x & 31, group = lane >> 2;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const unsigned char* from = stage + n * PART_BYTES;
-        words[n][h] = *(const uint4*)(from + h * 512 + lane * 16);
-        factors[n][h] = *(const u32*)(from + 1024 + h * 32 + group * 4);
+        const u32 from = stage + n * PART_BYTES;
+        words[n][h] = load_shared(from + h * 512 + lane * 16);
+        factors[n][h] = load_shared_word(from + 1024 + h * 32 + group * 4);
       }
   }
 };
@@ -85,6 +87,25 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[NT][N][4], const Cod
   }
 }
 
+// Keeps a thread's sums of the first half of the columns, and begins with the others; or adds these.
+template <int N>
+__device__ __forceinline__ void keep_or_add(float (&acc)[NT][N][4], float* held, bool adds) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int t = 0; t < N; t++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float& sum = held[((n * N + t) * 4 + i) * 32];
+        if (adds) {
+          acc[n][t][i] = sum + acc[n][t][i];
+        } else {
+          sum = acc[n][t][i];
+          acc[n][t][i] = 0.f;
+        }
+      }
+}
+
 // What the outputs of a tile are made of.
 struct Outputs {
   const u16* bias;
@@ -103,8 +124,7 @@ struct Outputs {
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int i = 0; i < 2; i++)
-        of_outs[n][i] = HALVES ? bias_of(bias, expert, o, width, i)
-                               : bias_of(bias, expert, o + n / UPS * 16 + i * 8, width, n % UPS);
+        of_outs[n][i] = bias_of(bias, expert, o + (DOWN ? n : 0) * 16 + i * 8, width, DOWN ? 0 : n);
 #pragma unroll
     for (int t = 0; t < N; t++)
 #pragma unroll
@@ -115,13 +135,11 @@ struct Outputs {
         const float weight = DOWN ? load_float_from_l2(weights + slot) : 0.f;
         const u64 at = place_of(slot, num_rows, width) + o;
 #pragma unroll
-        for (int n = 0; n < NT; n += UPS)
+        for (int n = 0; n < (DOWN ? NT : 1); n++)
 #pragma unroll
-          for (int i = 0; i < (HALVES ? 1 : 2); i++) {
-            const int up = n + UPS - 1, j = HALVES ? 1 : i;
-            finish(acc[n][t][i * 2 + k], acc[up][t][j * 2 + k], of_outs[n][i], of_outs[up][j], weight, out,
-                   at + n / UPS * 16 + i * 8, alpha, limit);
-          }
+          for (int i = 0; i < 2; i++)
+            finish(acc[n][t][i * 2 + k], acc[1][t][i * 2 + k], of_outs[n][i], of_outs[1][i], weight, out,
+                   at + n * 16 + i * 8, alpha, limit);
       }
   }
 };
@@ -157,13 +175,13 @@ __device__ __forceinline__ void fetch_rows(Steps& steps, const u16* x, int colum
 // The next tile of a warp, or its turn without one (-1).
 template <int N>
 __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, const Outputs& outputs,
-                                              unsigned char* ring, int& slot, int tile, int columns,
+                                              u32 ring, float* held, int& slot, int tile, int columns,
                                               const int* slots, int have) {
   const int lane = threadIdx.x & 31;
   const bool exists = tile >= 0;
-  const u32 to = (u32)__cvta_generic_to_shared(ring);
   const u32 row = steps.at + (lane & 7) * X_PITCH + (lane >> 3) * 16;
   float acc[NT][N][4] = {};
+  const int last_of_half = (first_half((columns + CHUNK - 1) / CHUNK) - 1) * CHUNK;
 #pragma unroll 1
   for (int first = 0; first < columns; first += X_CHUNKS * CHUNK) {
     wait_at(steps.full + 8 * steps.stage, steps.turn);
@@ -175,39 +193,44 @@ __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, co
       Codes codes;
       codes.load(ring + slot * STAGE_BYTES);
       __syncwarp();  // all lanes have read the stage
-      fetched.fetch(to + slot * STAGE_BYTES);
+      fetched.fetch(ring + slot * STAGE_BYTES);
       multiply_chunk<N>(acc, codes, row + steps.stage * X_BYTES + k * 2, end - k < CHUNK ? 1 : 2);
       if (++slot == STAGES) slot = 0;
+      if (PARTS > 1 && first + k == last_of_half) keep_or_add<N>(acc, held, false);
     }
     __syncwarp();
     if (lane == 0) arrive_at(steps.empty + 8 * steps.stage);
     steps.next();
   }
-  if (exists) outputs.finish_tile<N>(acc, tile, slots, have);
+  if (!exists) return;
+  if (PARTS > 1) keep_or_add<N>(acc, held, true);
+  outputs.finish_tile<N>(acc, tile, slots, have);
 }
 
 // For as many eights of rows as there are.
 template <int N>
 __device__ __forceinline__ void multiply_eights(Weights& fetched, Steps& steps, const Outputs& outputs,
-                                                unsigned char* ring, int& slot, int tile, int columns,
-                                                const int* slots, int have) {
+                                                u32 ring, float* held, int& slot, int tile,
+                                                int columns, const int* slots, int have) {
   if constexpr (N < PASS)
     if (have > 8 * N)
-      return multiply_eights<N + 1>(fetched, steps, outputs, ring, slot, tile, columns, slots, have);
-  multiply_tile<N>(fetched, steps, outputs, ring, slot, tile, columns, slots, have);
+      return multiply_eights<N + 1>(fetched, steps, outputs, ring, held, slot, tile, columns, slots, have);
+  multiply_tile<N>(fetched, steps, outputs, ring, held, slot, tile, columns, slots, have);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) mxfp4_experts(
     const u16* x, const u32* words, const u32* factors, const u16* bias, const int* ids,
     const float* weights, void* out, int num_slots, int num_rows, int columns, int width, int num_experts,
     float alpha, float limit) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = threadIdx.x >> 5;
   unsigned char* const rings = shared + BARRIER_BYTES + X_STAGES * X_BYTES;
-  int* const counts = (int*)(rings + WARPS * STAGES * STAGE_BYTES);  // of experts
-  int* const ranks = counts + num_experts;                           // of slots, and their experts
-  int* const experts = ranks + num_slots;                            // of this block
-  int* const slots = experts + num_experts;                          // of those, in turn
+  unsigned char* const all_held = rings + WARPS * STAGES * STAGE_BYTES;
+  float* const held = (float*)(all_held + warp * HELD_BYTES) + (threadIdx.x & 31);
+  int* const counts = (int*)(all_held + WARPS * HELD_BYTES);  // of experts
+  int* const ranks = counts + num_experts;                    // of slots, and their experts
+  int* const experts = ranks + num_slots;                     // of this block
+  int* const slots = experts + num_experts;                   // of those, in turn
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   Steps steps = {base + BARRIER_BYTES, base, base + 8 * X_STAGES, 0, 0};
   if (threadIdx.x == 0) {
@@ -237,13 +260,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
     experts[number] = chosen_expert(counts, num_experts, share.first_expert() + number);
   __syncthreads();
 
-  unsigned char* const ring = rings + warp * STAGES * STAGE_BYTES;
+  const u32 ring = (u32)__cvta_generic_to_shared(rings) + warp * STAGES * STAGE_BYTES;
   Weights fetched = {words, factors, share, experts, counts, own, width, (columns + CHUNK - 1) / CHUNK};
   if (warp < WARPS) {
-    const u32 to = (u32)__cvta_generic_to_shared(ring);
     fetched.enter();
 #pragma unroll 1
-    for (int slot = 0; slot < STAGES; slot++) fetched.fetch(to + slot * STAGE_BYTES);
+    for (int slot = 0; slot < STAGES; slot++) fetched.fetch(ring + slot * STAGE_BYTES);
   }
   for (int slot = threadIdx.x; slot < num_slots; slot += THREADS)
     for (int number = 0, before = 0; number < own; before += counts[experts[number++]])
@@ -270,8 +292,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) mxfp4_experts(
         if (warp == WARPS)
           fetch_rows(steps, x, columns, of_pass, have);
         else
-          multiply_eights<1>(fetched, steps, outputs, ring, slot, exists ? first + warp : -1, columns,
-                             of_pass, have);
+          multiply_eights<1>(fetched, steps, outputs, ring, held, slot, exists ? first + warp : -1,
+                             columns, of_pass, have);
       }
     before += count;
   }

@@ -75,7 +75,7 @@ struct Weights {
   }
 
   __device__ __forceinline__ void begin() {
-    left = chunks, place = before + (HALVES ? tile / 2 : tile * (OUTS / 16)) * chunks;
+    left = chunks, place = before + tile * (OUTS / 16) * chunks;
   }
 
   __device__ __forceinline__ void next_tile() {
@@ -90,25 +90,24 @@ struct Weights {
     begin();
   }
 
-  // The next chunk's part of 16 rows, of gate and up in turn.
+  // The next chunk's part of 16 rows: of the first product of gate, then of up.
   __device__ __forceinline__ u64 place_of_part(int n) const {
-    return place + (DOWN ? n * chunks : n / 2 * chunks + n % 2 * (width / 16) * chunks);
+    return place + n * (DOWN ? 1 : width / 16) * chunks;
   }
 
   // The next chunk, if there is one.
   __device__ __forceinline__ void fetch(u32 to) {
-    const int lane = threadIdx.x & 31, half = tile % 2;  // half: of 16 rows
+    const int lane = threadIdx.x & 31;
     if (number < own) {
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const u64 from = place_of_part(HALVES ? h : n) * 256 + (HALVES ? half : h) * 128 + lane * 4;
+          const u64 from = place_of_part(n) * 256 + h * 128 + lane * 4;
           copy_async(to + n * PART_BYTES + h * 512 + lane * 16, (const u16*)(words + from), 16);
         }
       if (lane < 4 * NT) {
-        const u64 from = HALVES ? place_of_part(lane / 2) * 16 + half * 8 + lane % 2 * 4
-                                : place_of_part(lane / 4) * 16 + lane % 4 * 4;
+        const u64 from = place_of_part(lane / 4) * 16 + lane % 4 * 4;
         copy_async(to + lane / 4 * PART_BYTES + 1024 + lane % 4 * 16, (const u16*)(factors + from), 16);
       }
       place++;

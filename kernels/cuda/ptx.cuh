@@ -197,6 +197,12 @@ __device__ __forceinline__ uint4 load_matrices(u32 at) {
   return v;
 }
 
+__device__ __forceinline__ u32 load_shared_word(u32 at) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ u32 load_shared_pair(u32 at) {
   u16 v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
@@ -258,6 +264,11 @@ __device__ __forceinline__ void wait_at(u32 barrier, int turn) {
 __device__ __forceinline__ void copy_bulk(u32 to, const u16* from, int bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// Consecutive bytes, a multiple of 16, into the second cache.
+__device__ __forceinline__ void prefetch_bulk(const u16* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
 }
 
 // A barrier of some warps of the block. name: 1 to 15.

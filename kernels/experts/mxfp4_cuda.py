@@ -1,9 +1,10 @@
 """The products of experts in MXFP4 in CUDA C++: weights stream through shared memory, those of the
-second product before the first one has ended. One kernel for all rows, up to 16 an expert on
-average: a row has the same bits at every number of rows that it takes."""
+second product before the first one has ended. One kernel for up to four rows (mxfp4_row_cuda), and
+one for up to 16 an expert on average: a row has the same bits at every number of rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from specengine.kernels.dispatch import (
     has_much_shared,
     multiprocessors,
 )
+from specengine.kernels.experts.mxfp4_product import Product
+from specengine.kernels.experts.mxfp4_row_cuda import RowTile
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import ACTIVATIONS, Chosen
 from specengine.kernels.linear.mxfp4_words import CHUNK, Mxfp4Words
 
-_NAME = "mxfp4_experts"
-_SOURCE = Path(__file__).parents[1] / "cuda" / f"{_NAME}.cu"
+_SOURCES = Path(__file__).parents[1] / "cuda"
 _PART_BYTES = 1024 + 64  # of 16 rows of a chunk
 _X_STAGES, _X_PITCH = 3, 2 * 2 * CHUNK + 16  # steps of the rows, and bytes of a row of one
 _BARRIER_BYTES = 128
@@ -31,92 +33,82 @@ _MEAN_ROWS = 16  # of an expert, at most
 
 
 @dataclass(frozen=True)
-class Product:
-    """Shapes of one of the two products. width: outputs of an expert, or of its gate."""
-
-    num_rows: int
-    num_chosen: int
-    num_experts: int
-    columns: int
-    width: int
-    is_down: bool
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_rows * self.num_chosen
-
-    def outs(self, sixteens: int) -> int:
-        """Outputs of so many sixteens of rows of the weight, a half of which may be of up."""
-        return sixteens * (16 if self.is_down else 8)
-
-
-@dataclass(frozen=True)
 class Tile:
-    """Shape of a block: rows of the weight of a warp's tile (in sixteens, of the first product
-    halves or pairs of gate and up), warps, chunks of a warp on their way, eights of an expert's
-    rows multiplied at once, and blocks of a multiprocessor. None of these is the order of a sum."""
+    """Shape of a block: warps, whose tiles have 32 rows of the weight each, of the first product
+    16 of gate and 16 of up, chunks of a warp on their way, and eights of an expert's rows
+    multiplied at once. None of these is the order of a sum."""
 
-    sixteens: int
     warps: int
     stages: int
     eights: int
-    together: int = 1
+    parts: int = 2  # TRIAL
+
+    name = "mxfp4_experts"
 
     def __str__(self) -> str:
-        return f"{self.sixteens}/{self.warps}/{self.stages}/{self.eights}/{self.together}"
+        trial = " parts 1" if self.parts == 1 else ""  # TRIAL
+        return f"{self.warps}/{self.stages}/{self.eights}{trial}"
 
-    @property
-    def threads(self) -> int:
+    def threads_of(self, _: Product) -> int:
         """A warp more fetches rows."""
         return 32 * (self.warps + 1)
 
     def fits(self, product: Product) -> bool:
         """Whether tiles divide the outputs, and halves of a chunk the columns, and shared memory
         suffices."""
-        divides = product.width % product.outs(self.sixteens) + product.columns % (CHUNK // 2) == 0
-        return divides and self.shared_bytes(product) * self.together <= MOST_SHARED
+        divides = product.width % _outs(product) + product.columns % (CHUNK // 2) == 0
+        return divides and self.shared_bytes(product) <= MOST_SHARED
 
-    def defines(self, product: Product) -> tuple[tuple[str, int], ...]:
+    def defines(self, _: Product) -> tuple[tuple[str, int], ...]:
         return (
-            ("NT", self.sixteens),
             ("WARPS", self.warps),
             ("STAGES", self.stages),
             ("PASS", self.eights),
             ("X_STAGES", self._x_stages),
-            ("TOGETHER", self.together),
+            ("PARTS", self.parts),  # TRIAL
         )
 
     def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
         """All blocks run at once, and each has a tile, if no two rows choose the same expert."""
         chosen = min(product.num_slots, product.num_experts)
-        tiles = chosen * (product.width // product.outs(self.sixteens))
-        return min(multiprocessors(device) * self.together, tiles), 1, 1
+        return min(multiprocessors(device), chosen * (product.width // _outs(product))), 1, 1
 
-    def shared_bytes(self, product: Product) -> int:
-        """Barriers, steps of the rows, rings of the weight, and which slots experts have."""
+    def shared_bytes(self, product: Product, blocks: int = 1) -> int:
+        """Barriers, steps of the rows, rings of the weight, sums of half of the columns, and which
+        slots experts have; of any number of blocks."""
         rows = self._x_stages * 8 * self.eights * _X_PITCH
-        rings = self.warps * self.stages * self.sixteens * _PART_BYTES
-        return _BARRIER_BYTES + rows + rings + 8 * (product.num_experts + product.num_slots)
+        of_warp = self.stages * 2 * _PART_BYTES + self.eights * 1024
+        if self.parts == 1:  # TRIAL
+            of_warp -= self.eights * 1024  # TRIAL
+        counted = 8 * (product.num_experts + product.num_slots)
+        return _BARRIER_BYTES + rows + self.warps * of_warp + counted
 
     @property
     def _x_stages(self) -> int:
         return 6 if self.eights == 1 else 3
 
 
-# Least rows -> tile, the most first. Bits are the same in all of them.
-TILES = (
-    (17, Tile(2, 15, 3, 4)),
-    (3, Tile(2, 15, 3, 1)),
-    (1, Tile(1, 11, 7, 1)),
-)
+def _outs(product: Product) -> int:
+    """Outputs of a tile."""
+    return 32 if product.is_down else 16
 
 
-def tile_for(num_rows: int, num_chosen: int, num_experts: int) -> Tile | None:
-    """As timed with GPT-OSS on an H200 (`mxfp4-rows` of benchmarks/results). None: too many rows an
-    expert, Triton computes."""
+AnyTile = Tile | RowTile
+# Least rows -> tile, the most first, behind that of few rows. Bits are the same in all of them.
+TILES = ((17, Tile(15, 3, 4)), (1, Tile(15, 3, 1)))
+FEW_ROWS = 4
+
+
+def tile_for(
+    num_rows: int, num_chosen: int, num_experts: int, products: Sequence[Product] = ()
+) -> AnyTile | None:
+    """As timed with GPT-OSS on an H200 (`mxfp4-rows` of benchmarks/results), if it fits these
+    products. None: too many rows an expert, or none fits, Triton computes."""
     if num_rows * num_chosen > _MEAN_ROWS * num_experts:
         return None
-    return next(tile for least, tile in TILES if num_rows >= least)
+    tiles: list[AnyTile] = [RowTile()] if num_rows <= FEW_ROWS else []
+    tiles += [tile for least, tile in TILES if num_rows >= least]
+    return next((tile for tile in tiles if all(tile.fits(one) for one in products)), None)
 
 
 def takes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
@@ -130,16 +122,15 @@ def computes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
     at most 16 of an expert on average, and shapes that the tile fits."""
     both = weights.gate_up, weights.down
     num_rows, count = chosen.ids_TK.shape
-    tile = tile_for(num_rows, count, weights.num_experts)
+    products = _products(x.shape[1], chosen, weights)
     tensors = [one for one in (weights.gate_up_bias, weights.down_bias) if one is not None]
     return (
-        tile is not None
-        and not weights.weighs_input
+        not weights.weighs_input
         and weights.activation.name in ACTIVATIONS
         and all(isinstance(one.first, Mxfp4Words) and one.input is None for one in both)
         and all(one.dtype == torch.bfloat16 and one.is_contiguous() for one in (x, *tensors))
         and x.data_ptr() % 16 == 0
-        and all(tile.fits(one) for one in _products(x.shape[1], chosen, weights))
+        and tile_for(num_rows, count, weights.num_experts, products) is not None
     )
 
 
@@ -155,23 +146,23 @@ def experts(
     x: Tensor,
     chosen: Chosen,
     weights: PackedExpertWeights,
-    tile: Tile | None = None,
+    tile: AnyTile | None = None,
 ) -> Tensor:
     """What each chosen expert gives of each row, as experts.experts says: [T, H] that `takes` took
     -> float32 [K, T, H]. tile: in place of that of `tile_for`."""
     (num_rows, count), inner = chosen.ids_TK.shape, weights.inner
-    tile = tile or tile_for(num_rows, count, weights.num_experts)
-    assert tile is not None, "more rows than `takes` allows"
+    gate_up, down = products = _products(x.shape[1], chosen, weights)
+    tile = tile or tile_for(num_rows, count, weights.num_experts, products)
+    assert tile is not None, "not what `takes` allows"
     activated = torch.empty(num_rows * count, inner, dtype=x.dtype, device=x.device)
     parts = torch.empty(count, *x.shape, dtype=torch.float32, device=x.device)
-    gate_up, down = _products(x.shape[1], chosen, weights)
     _launch(tile, gate_up, x, weights.gate_up, weights.gate_up_bias, chosen, weights, activated)
     _launch(tile, down, activated, weights.down, weights.down_bias, chosen, weights, parts)
     return parts
 
 
 def _launch(
-    tile: Tile,
+    tile: AnyTile,
     product: Product,
     x: Tensor,
     matrix: PackedExperts,
@@ -188,11 +179,13 @@ def _launch(
         ("BIAS", int(bias is not None)),
         ("CLAMPED", int(how.name == "clamped")),
     )
-    kernel = compiled(_SOURCE, _NAME, defines, MOST_SHARED, x.device.index or 0)
+    source = _SOURCES / f"{tile.name}.cu"
+    kernel = compiled(source, tile.name, defines, MOST_SHARED, x.device.index or 0)
+    grid = tile.grid(product, x.device)
     kernel.launch(
-        tile.grid(product, x.device),
-        tile.threads,
-        tile.shared_bytes(product),
+        grid,
+        tile.threads_of(product),
+        tile.shared_bytes(product, grid[0]),
         (
             x,
             matrix.tensors["words"],

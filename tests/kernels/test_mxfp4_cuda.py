@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.experts import experts_ref, mxfp4_cuda
+from specengine.kernels.experts import experts_ref, mxfp4_cuda, mxfp4_row_cuda
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats.mxfp4 import FORMAT
-from specengine.kernels.experts.mxfp4_cuda import TILES, Product, Tile, computes, takes, tile_for
+from specengine.kernels.experts.mxfp4_cuda import Tile, computes, takes, tile_for
+from specengine.kernels.experts.mxfp4_product import Product
+from specengine.kernels.experts.mxfp4_row_cuda import RowTile
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
@@ -24,10 +26,15 @@ EXPERTS, CHOSEN = 5, 2
 HIDDEN, INNER = 320, 192
 
 
+def run_on(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (mxfp4_cuda, mxfp4_row_cuda):
+        monkeypatch.setattr(module, "multiprocessors", lambda _: blocks)
+
+
 @pytest.fixture(autouse=True, params=PLACES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     if request.param == "cpu":
-        monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 7)
+        run_on(7, monkeypatch)
     return placed(request, monkeypatch, mxfp4_cuda)
 
 
@@ -64,10 +71,10 @@ def first(x: Tensor, chosen: Chosen, rows: int) -> tuple[Tensor, Chosen]:
 
 
 CASES = [
-    (1, "silu", True, Tile(2, 2, 2, 4)),
-    (3, "clamped", True, Tile(1, 3, 4, 1)),
-    (9, "silu", False, Tile(2, 3, 2, 1)),
-    (40, "clamped", True, Tile(4, 2, 9, 2)),
+    (1, "silu", True, Tile(2, 2, 4)),
+    (3, "clamped", True, Tile(3, 4, 1)),
+    (9, "silu", False, Tile(3, 2, 1)),
+    (40, "clamped", True, Tile(2, 9, 2)),
 ]
 
 
@@ -81,12 +88,22 @@ def test_experts_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Outputs that no block divides, depths that no chunk does, and more rows than a block."""
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 2 * EXPERTS)
+    run_on(2 * EXPERTS, monkeypatch)
     x, chosen = drawn(place, rows)
     weights = made(place, name, has_bias)
     found = mxfp4_cuda.experts(x, chosen, weights, tile)
     close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
     assert torch.equal(mxfp4_cuda.experts(*first(x, chosen, 1), weights, tile)[:, 0], found[:, 0])
+
+
+def test_columns_of_one_chunk_equal_the_reference(
+    place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no second half."""
+    monkeypatch.setitem(globals(), "INNER", 64)
+    (x, chosen), weights = drawn(place, 2), made(place, "silu", True)
+    found = mxfp4_cuda.experts(x, chosen, weights)
+    close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
 
 
 def test_experts_that_no_row_chose_are_passed_over(
@@ -99,22 +116,22 @@ def test_experts_that_no_row_chose_are_passed_over(
         Chosen(ids, torch.rand(12, CHOSEN, device=place)),
         made(place, "clamped", True),
     )
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 2 * EXPERTS)
-    found = mxfp4_cuda.experts(x, chosen, weights, Tile(4, 2, 9, 2))
+    run_on(2 * EXPERTS, monkeypatch)
+    found = mxfp4_cuda.experts(x, chosen, weights, Tile(2, 9, 2))
     close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3 * EXPERTS)
-    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, Tile(2, 3, 2, 1))
+    run_on(3 * EXPERTS, monkeypatch)
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, Tile(3, 2, 1))
     assert torch.equal(alone[:, 0], found[:, 0])
 
 
 def test_choices_of_no_expert_are_passed_over(
     place: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 3)
+    run_on(3, monkeypatch)
     (x, chosen), weights = drawn(place, 3), made(place, "clamped", True)
-    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, Tile(2, 3, 2, 1))
+    alone = mxfp4_cuda.experts(*first(x, chosen, 1), weights, Tile(3, 2, 1))
     chosen.ids_TK[1], chosen.ids_TK[2] = -1, EXPERTS
-    found = mxfp4_cuda.experts(x, chosen, weights, Tile(2, 3, 2, 1))
+    found = mxfp4_cuda.experts(x, chosen, weights, Tile(3, 2, 1))
     assert torch.equal(alone[:, 0], found[:, 0])
 
 
@@ -185,10 +202,22 @@ def test_columns_that_do_not_fill_half_a_chunk_are_refused(
 
 def test_tiles_follow_the_rows() -> None:
     """Of GPT-OSS-20B and 120B: 4 of 32 and of 128 experts."""
-    one, few, many = Tile(1, 11, 7, 1), Tile(2, 15, 3, 1), Tile(2, 15, 3, 4)
-    small = [tile_for(rows, 4, 32) for rows in (1, 2, 3, 8, 16, 17, 64, 128, 129)]
-    assert small == [one, one, few, few, few, many, many, many, None]
-    assert [tile_for(rows, 4, 128) for rows in (2, 16, 512, 513)] == [one, few, many, None]
+    one, few, many = RowTile(), Tile(15, 3, 1), Tile(15, 3, 4)
+    small = [tile_for(rows, 4, 32) for rows in (1, 4, 5, 16, 17, 128, 129)]
+    assert small == [one, one, few, few, many, many, None]
+    assert [tile_for(rows, 4, 128) for rows in (4, 16, 512, 513)] == [one, few, many, None]
+
+
+def test_what_a_tile_does_not_fit_another_takes() -> None:
+    """One chunk of columns, 9 experts a row, 4,000 slots, and no half of a chunk."""
+    few, many = Tile(15, 3, 1), Tile(15, 3, 4)
+    assert tile_for(4, 4, 32, [product(4, 2880)]) == RowTile()
+    assert tile_for(4, 4, 32, [product(4, 128)]) == few
+    assert tile_for(4, 9, 32, [replace(product(4, 2880), num_chosen=9)]) == few
+    wide = replace(product(500, 2880), num_chosen=8, num_experts=256)
+    assert tile_for(64, 8, 256, [replace(wide, num_rows=64)]) == many
+    assert tile_for(500, 8, 256, [wide]) == few
+    assert tile_for(4, 4, 32, [product(4, 2848)]) is None
 
 
 def product(rows: int, columns: int) -> Product:
@@ -197,26 +226,27 @@ def product(rows: int, columns: int) -> Product:
 
 def test_blocks_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 132 multiprocessors; and each has a tile of its own."""
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: 132)
+    run_on(132, monkeypatch)
     cpu, wide = torch.device("cpu"), product(64, 2880)
-    assert Tile(2, 12, 4, 4).grid(wide, cpu) == (132, 1, 1)
-    assert Tile(2, 7, 4, 3, 2).grid(wide, cpu) == (264, 1, 1)
-    assert Tile(2, 12, 4, 4).grid(product(1, 64), cpu) == (4 * 4, 1, 1)
-    assert not Tile(2, 12, 16, 4).fits(wide)
-    assert Tile(2, 7, 4, 4, 2).fits(wide)
-    assert not Tile(2, 7, 5, 4, 2).fits(wide)
+    assert Tile(12, 4, 4).grid(wide, cpu) == (132, 1, 1)
+    assert Tile(12, 4, 4).grid(product(1, 64), cpu) == (4 * 4, 1, 1)
+    assert Tile(15, 3, 4).fits(wide)
+    assert not Tile(15, 4, 4).fits(wide)
 
 
 @pytest.mark.parametrize("name", ["clamped", "silu"])
 def test_row_has_the_same_bits_in_all_tiles(name: str, place: torch.device) -> None:
-    """Those of the table, at numbers of rows that take one each, and at others."""
-    x, chosen = drawn(place, 17)
+    """Those of the table, of both kernels."""
+    x, chosen = drawn(place, 33)
     weights = made(place, name, True)
-    sizes = (1, 2, 3, 9, 17)
-    assert {tile_for(rows, CHOSEN, EXPERTS) for rows in sizes} == {tile for _, tile in TILES}
-    found = [mxfp4_cuda.experts(*first(x, chosen, rows), weights)[:, 0] for rows in sizes]
-    assert all(torch.equal(one, found[0]) for one in found)
-    close(found[0].sum(0).bfloat16(), experts_ref.experts(*first(x, chosen, 1), weights)[0])
+    sizes = (1, 3, 5, 9)
+    tiles = {tile_for(rows, CHOSEN, EXPERTS) for rows in (*sizes, 33)}
+    assert tiles == {RowTile(), Tile(15, 3, 1), Tile(15, 3, 4)}
+    found = mxfp4_cuda.experts(x, chosen, weights)
+    for rows in sizes:
+        few = mxfp4_cuda.experts(*first(x, chosen, rows), weights)
+        assert torch.equal(few, found[:, :rows])
+    close(found.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
@@ -226,8 +256,8 @@ def test_row_has_the_same_bits_however_blocks_share_the_tiles(
     """One that has all of them, and some that have two experts."""
     x, chosen = drawn(place, 9)
     weights = made(place, "clamped", True)
-    monkeypatch.setattr(mxfp4_cuda, "multiprocessors", lambda _: blocks)
-    tiles = {1: Tile(1, 4, 7, 1), 4: Tile(2, 5, 3, 1), 9: Tile(2, 3, 2, 4)}
+    run_on(blocks, monkeypatch)
+    tiles = {1: RowTile(), 4: Tile(5, 3, 1), 9: Tile(3, 2, 4)}
     found = [
         mxfp4_cuda.experts(*first(x, chosen, rows), weights, tile)[:, 0]
         for rows, tile in tiles.items()

@@ -75,6 +75,11 @@ inline uint4 load_shared(u32 at) {
   memcpy(&v, shared_memory + at, 16);
   return v;
 }
+inline u32 load_shared_word(u32 at) {
+  u32 v;
+  memcpy(&v, shared_memory + at, 4);
+  return v;
+}
 inline u32 load_shared_pair(u32 at) {
   u16 v;
   memcpy(&v, shared_memory + at, 2);
@@ -85,6 +90,10 @@ inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
 inline u16 load_one_from_l2(const u16* at) { return *at; }
 
 inline void show_barriers() {}
+
+inline void prefetch_bulk(const u16* from, int bytes) {
+  if (bytes < 0 || bytes % 16 || (unsigned long)from % 16) abort();
+}
 
 inline void arrive_in_memory(int* counter) { ++*counter; }
 inline int seen_in_memory(const int* counter) { return *counter; }
