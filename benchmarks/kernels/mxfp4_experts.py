@@ -35,7 +35,6 @@ from benchmarks.kernels.experts import SHAPES, copy_speed, rows_of
 from benchmarks.kernels.mxfp4_layers import FORMAT, LAYERS, Bench, Chain, Layer, Variant, multiplied
 from specengine.kernels.experts import mxfp4_cuda, route_triton
 from specengine.kernels.experts.mxfp4_cuda import AnyTile, tile_for
-from specengine.kernels.experts.mxfp4_row_cuda import RowTile
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
 from specengine.kernels.experts.types import Routing
 from specengine.kernels.precompile import precompile
@@ -66,9 +65,6 @@ def rows_variants(rows: int, chosen: int, count: int) -> list[Variant]:
     now = tile_for(rows, chosen, count)
     tiles: list[AnyTile] = [*([now] if now else []), MANY_ROWS]
     tiles += [FEW, mxfp4_cuda.Tile(15, 5, 1), mxfp4_cuda.Tile(12, 4, 1)] if rows <= 32 else []
-    tiles += [RowTile(is_narrow=True)] if rows <= 4 else []  # TRIAL
-    if rows >= 8:  # TRIAL
-        tiles += [replace(FEW, parts=1), replace(MANY_ROWS, parts=1)]  # TRIAL
     usual = FORMAT.tiles.tiles_of(rows, count, chosen)
     return [Variant(TRITON, usual), *(Variant(str(one), one) for one in dict.fromkeys(tiles))]
 
@@ -132,7 +128,6 @@ def by_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         shape = SHAPES[name]
         chosen = str(tile_for(rows, shape.chosen, shape.count) or TRITON)
         cuda = [(one["us"], other) for other, one in of.items() if other != TRITON]
-        cuda = [one for one in cuda if "parts 1" not in one[1]]  # TRIAL
         us, best = min(cuda, default=(None, ""))
         table.append(
             {

@@ -147,8 +147,6 @@ class Bench:
         same = None
         if not isinstance(tiles, Tiles) or are_few(*chosen.ids_TK.shape):
             of_one = tiles if isinstance(tiles, Tiles) else None
-            if isinstance(tiles, mxfp4_cuda.Tile) and tiles.parts == 1:  # TRIAL
-                of_one = tiles  # TRIAL
             alone = [multiplied(x[i, None], some(chosen, i[None]), weights, of_one) for i in few]
             same = all(torch.equal(a[:, 0], out[:, i]) for a, i in zip(alone, few, strict=True))
         return float(error), same

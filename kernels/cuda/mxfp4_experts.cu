@@ -28,10 +28,7 @@
 #define X_PITCH (X_CHUNKS * CHUNK * 2 + 16)  // bytes: eight rows read different banks
 #define X_BYTES (ROWS * X_PITCH)
 #define BARRIER_BYTES 128
-#ifndef PARTS
-#define PARTS 2  // TRIAL
-#endif
-#define HELD_BYTES (PARTS > 1 ? NT * PASS * 4 * 32 * 4 : 0)  // of a warp: sums of the first half
+#define HELD_BYTES (NT * PASS * 4 * 32 * 4)  // of a warp: sums of the first half
 
 #include "mxfp4_share.cuh"
 
@@ -196,14 +193,14 @@ __device__ __forceinline__ void multiply_tile(Weights& fetched, Steps& steps, co
       fetched.fetch(ring + slot * STAGE_BYTES);
       multiply_chunk<N>(acc, codes, row + steps.stage * X_BYTES + k * 2, end - k < CHUNK ? 1 : 2);
       if (++slot == STAGES) slot = 0;
-      if (PARTS > 1 && first + k == last_of_half) keep_or_add<N>(acc, held, false);
+      if (first + k == last_of_half) keep_or_add<N>(acc, held, false);
     }
     __syncwarp();
     if (lane == 0) arrive_at(steps.empty + 8 * steps.stage);
     steps.next();
   }
   if (!exists) return;
-  if (PARTS > 1) keep_or_add<N>(acc, held, true);
+  keep_or_add<N>(acc, held, true);
   outputs.finish_tile<N>(acc, tile, slots, have);
 }
 

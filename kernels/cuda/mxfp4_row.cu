@@ -23,11 +23,6 @@
 #define SUMS (TEAM * 16)                 // of a tile
 #define BARRIERS (1 + TEAMS + WARPS * STAGES)  // of the rows, of teams, of stages
 #define BARRIER_BYTES ((8 * BARRIERS + 127) / 128 * 128)
-#ifdef NARROW  // TRIAL
-#define BOUNDS __maxnreg__(56)
-#else
-#define BOUNDS __launch_bounds__(THREADS, 1)
-#endif
 
 // Adds the products of a chunk. words, factors: of this lane. x: this lane's row of a matrix of 16 bytes.
 __device__ __forceinline__ void multiply_chunk(float* acc, u32 words, u32 factors, u32 x) {
@@ -110,7 +105,7 @@ __device__ __forceinline__ void fetch_rows(u32 to, const u16* from, int rows, in
     copy_bulk(to + row * pitch, from + (u64)row * columns, columns * 2, barrier);
 }
 
-extern "C" __global__ void BOUNDS mxfp4_row(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) mxfp4_row(
     const u16* x, const u32* words, const u32* factors, const u16* bias, const int* ids,
     const float* weights, void* out, int num_slots, int num_rows, int columns, int width, int num_experts,
     float alpha, float limit) {

@@ -41,13 +41,11 @@ class Tile:
     warps: int
     stages: int
     eights: int
-    parts: int = 2  # TRIAL
 
     name = "mxfp4_experts"
 
     def __str__(self) -> str:
-        trial = " parts 1" if self.parts == 1 else ""  # TRIAL
-        return f"{self.warps}/{self.stages}/{self.eights}{trial}"
+        return f"{self.warps}/{self.stages}/{self.eights}"
 
     def threads_of(self, _: Product) -> int:
         """A warp more fetches rows."""
@@ -65,7 +63,6 @@ class Tile:
             ("STAGES", self.stages),
             ("PASS", self.eights),
             ("X_STAGES", self._x_stages),
-            ("PARTS", self.parts),  # TRIAL
         )
 
     def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
@@ -78,8 +75,6 @@ class Tile:
         slots experts have; of any number of blocks."""
         rows = self._x_stages * 8 * self.eights * _X_PITCH
         of_warp = self.stages * 2 * _PART_BYTES + self.eights * 1024
-        if self.parts == 1:  # TRIAL
-            of_warp -= self.eights * 1024  # TRIAL
         counted = 8 * (product.num_experts + product.num_slots)
         return _BARRIER_BYTES + rows + self.warps * of_warp + counted
 

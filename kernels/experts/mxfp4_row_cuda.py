@@ -22,12 +22,10 @@ class RowTile:
     product 16 of gate and 16 of up. Two warps share the columns of 16 rows. As timed with GPT-OSS
     on an H200."""
 
-    is_narrow: bool = False  # TRIAL
-
     name = "mxfp4_row"
 
     def __str__(self) -> str:
-        return "few rows, narrow" if self.is_narrow else "few rows"  # TRIAL: "few rows"
+        return "few rows"
 
     def threads_of(self, product: Product) -> int:
         return 32 * _warps(product)
@@ -46,8 +44,7 @@ class RowTile:
         """Teams, chunks that a warp fetches at once, and how many times it has these on their
         way."""
         step, stages = _fetched(product)
-        narrow = (("NARROW", 1),) if self.is_narrow else ()  # TRIAL
-        return ("TEAMS", _TEAMS), ("STEP", step), ("STAGES", stages), *narrow
+        return ("TEAMS", _TEAMS), ("STEP", step), ("STAGES", stages)
 
     def grid(self, product: Product, device: torch.device) -> tuple[int, int, int]:
         """All blocks run at once, and each has a tile."""
