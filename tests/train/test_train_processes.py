@@ -70,9 +70,7 @@ def run_twice(data: Path, output: Path) -> None:
     processes.close()
 
 
-def test_two_processes_learn_what_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of them is this one."""
     data = tmp_path / "data"
     dataset = bigram_data(data)
