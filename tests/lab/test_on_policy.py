@@ -23,6 +23,7 @@ from specengine.engine.phases import Phases
 from specengine.lab.generate.make import identify
 from specengine.lab.training import DRAFT_KINDS, config_class, train
 from specengine.runner.loader.loaded_model import LoadedModel
+from tests.halves import slow_but
 from tests.train.draft_training import small_task
 
 QUESTIONS = ["Hello! Who are you?", "Count from one to ten.", "What is the capital of France?"]
@@ -73,7 +74,8 @@ def config_of(kind: str, data: Path, output: Path, *overrides: str) -> TrainConf
     return load_config(config_class(kind), None, [*given, *small, *overrides])
 
 
-@pytest.mark.parametrize("kind", list(DRAFT_KINDS))
+# The tests below train EAGLE-3's; tests/lab/test_training_run.py trains and measures each kind.
+@pytest.mark.parametrize("kind", slow_but(["dflash", "standalone"], DRAFT_KINDS))
 def test_each_round_is_measured_in_one_engine(kind: str, data: Path, tmp_path: Path) -> None:
     outcome = train(kind, config_of(kind, data, tmp_path))
     assert list(outcome.probe) == ["accepted_length_0", "accepted_length_1", "accepted_length_2"]
