@@ -287,7 +287,7 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
 @pytest.mark.parametrize(
     "kind",
     slow_but(
-        ["EAGLE3", "tree"],
+        ["tree"],  # chains come and go in random workloads
         ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
     ),
 )
@@ -342,9 +342,9 @@ def test_drafts_are_counted_as_on_the_host_wherever_outputs_end(
 def test_requests_draft_no_deeper_than_they_allow(kind: str, where: str, spec_of: Specs) -> None:
     """In rows that change their owners."""
     limited = [
-        (GREEDY, 3),
-        (replace(GREEDY, speculative=SpecControl(enabled=False)), 0),
-        (replace(SAMPLED[0], speculative=SpecControl(num_steps=1)), 1),
+        (replace(GREEDY, max_tokens=20), 3),
+        (replace(GREEDY, max_tokens=9, speculative=SpecControl(enabled=False)), 0),
+        (replace(SAMPLED[0], max_tokens=14, speculative=SpecControl(num_steps=1)), 1),
     ]
     folder, spec = spec_of(kind)
     assert spec is not None

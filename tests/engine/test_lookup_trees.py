@@ -247,6 +247,7 @@ def test_lookup_trees_serve_a_grammar_beside_other_requests(
 ) -> None:
     """Also of tokens that lookup drafts; small trees are padded with tokens that it may allow."""
     params = [replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}")), DRAWN[0], LONG]
+    params[1:] = [replace(one, max_tokens=28) for one in params[1:]]
     llm = make(target, SPECS["NGRAM"])
     given = [llm.tokenizer.encode("abab0101ab0101ab10ab0011" * 3), *prompts[:2]]
     rounds, collected = watched_rounds(llm, monkeypatch)
@@ -277,8 +278,13 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
 
     monkeypatch.setattr(steered, "observe", watched)
     for params in ([LONG] * 3, DRAWN):
-        check(llm, target, prompts, params)
-    check(llm, target, prompts, [replace(LONG, speculative=SpecControl(num_steps=2))] * 3)
+        check(llm, target, prompts, [replace(one, max_tokens=36) for one in params])
+    check(
+        llm,
+        target,
+        prompts,
+        [replace(LONG, max_tokens=24, speculative=SpecControl(num_steps=2))] * 3,
+    )
     assert collected.steps.keys() == {0, 3, 11}
     assert collected.moved
     for one in seen:

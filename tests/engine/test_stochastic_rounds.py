@@ -342,10 +342,11 @@ def test_kernels_decide_as_the_references_do(
     """In Triton's interpreter."""
     subject = subjects[name]
     given = subject.folder, subject.with_rule(rule)
-    more = {"sizes": (1, 4), "context_length": max(ROOMY, subject.context)}
+    more = {"sizes": (1, 4 if is_long else 2), "context_length": max(ROOMY, subject.context)}
     host, llm, rounds = pair_of(*given, **more)
-    wanted = [FEATURES["all"][0], GREEDY, FEATURES["grammars"][3], subject.ends[3]]
-    wanted = wanted if is_long else wanted[:3]  # beside a row of padding
+    wanted = [FEATURES["all"][0], FEATURES["grammars"][2], FEATURES["grammars"][3]]
+    wanted += [GREEDY, subject.ends[3]]
+    wanted = wanted[2:] + wanted[:1] if is_long else wanted[:2]
     modules = [accept_block, accept_sibling, accept_target_only, accept_relaxed]
     modules += ON_TREES if subject.is_tree else ON_CHAINS
     some = shortened(wanted, 3), subject.prompts[: len(wanted)], modules, monkeypatch
