@@ -200,7 +200,7 @@ def test_hybrid_trees_emit_and_accept_what_host_rounds_do(
     its, mine = Drafted(), Drafted()
     mine.watch(llm, monkeypatch)
     host.engine.host_round.recorders.append(its)
-    for count, most in ((4, 32), (1, 24)):
+    for count, most in ((4, 26), (1, 20)) if is_long else ((4, 26),):
         prompts, params = torn[folder][:count], TREE_PARAMS[asked][:count]
         params = params if is_long else ending_by(params, most)
         found, _ = (one.generate(prompts, params) for one in (llm, host))
@@ -223,6 +223,7 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
     shape: str,
     corpus: bool,
     where: str,
+    is_long: bool,
     folders: Folders,
     torn: Prompts,
     monkeypatch: pytest.MonkeyPatch,
@@ -230,6 +231,7 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
     (folder, spec), flags = folders["EAGLE3"], flags_of(where)
     given = {"suffix_shared_corpus": True, "suffix_corpus_tokens": 500} if corpus else {}
     spec = hybrid(spec, **given) if shape == "chains" else trees(spec, "both", **given)
+    given_long = LONG if is_long else replace(LONG, max_tokens=36)
     host = make(folder, spec, **flags)
     llm, rounds, sources = on_device(where, folder, spec, monkeypatch, overlaps=corpus, **flags)
     assert llm.engine.pipeline is not None
@@ -239,9 +241,9 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
     host.engine.host_round.recorders.append(its)
     if shape == "chains":
         for count in (1, 3):
-            assert_same(host, llm, PROMPTS[:count], [LONG] * count)
+            assert_same(host, llm, PROMPTS[:count], [given_long] * count)
     else:
-        found = assert_same_tokens(host, llm, torn[folder][:3], [LONG] * 3)
+        found = assert_same_tokens(host, llm, torn[folder][:3], [given_long] * 3)
         assert compare_drafted(mine, its, found) > 9
     assert not fallbacks(rounds)
     assert sources.rounds["text" if shape == "chains" else "both"] > 1
@@ -272,7 +274,7 @@ def test_hybrid_rounds_serve_every_sampling_feature(
     spec = hybrid(spec) if kind is None else trees(spec, kind)
     llm, rounds, sources = on_device(where, folder, spec, monkeypatch, **flags)
     assert_plain(
-        llm, folder, PROMPTS if kind is None else torn[folder], ending_by(FEATURES[asked], 40)
+        llm, folder, PROMPTS if kind is None else torn[folder], ending_by(FEATURES[asked], 34)
     )
     assert not fallbacks(rounds)
     assert min(sources.accepted["model"], sources.accepted["text"]) > 5
@@ -342,7 +344,7 @@ def test_rounds_of_the_model_follow_at_once_where_no_match_can_be_long_enough(
         return following
 
     monkeypatch.setattr(pipeline, "_follow", watched)
-    for count, most in ((4, 60), (1, 60), (2, 90)):
+    for count, most in ((4, 44), (1, 44), (2, 70)):
         params = [replace(LONG, max_tokens=90 if is_long else most)] * count
         assert_same(host, llm, [*PROMPTS[1:], "y"][:count], params)
     assert not fallbacks(rounds)
@@ -473,7 +475,7 @@ def test_start_and_background_captures_are_all_that_rounds_need(
     assert captures == len(rounds.captured) == 2 * len(keys) * 3
     assert len(keys) <= _kinds_of_rounds(replace(spec, adaptive=True)), "memory is kept for these"
     prompts, drawn = (PROMPTS, SURE) if kind is None else (torn[folder], TORN)
-    for count, most in ((4, 40), (2, 20), (1, 20)):
+    for count, most in ((4, 30), (2, 16), (1, 20)):
         for params in ([LONG] * count, [drawn] * count):
             given = params if is_long else ending_by(params, most)
             assert_plain(llm, folder, prompts[:count], given)
@@ -501,7 +503,8 @@ def test_depths_chosen_by_cost_learn_from_either_source(
     rounds.steps = [0, 1, 2, 3, NODES - 1]
     depths, parts = AdaptiveSteps(rounds.steps, model_steps=3, pads=True), llm.engine.parts
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, True)
-    for params in ([LONG] * 3, [TORN] * 3, [LONG] * 3):
+    for asked in (LONG, TORN, LONG):
+        params = [replace(asked, max_tokens=36)] * 3
         assert_plain(llm, folder, torn[folder][:3], params)
     acceptance = depths.acceptance
     assert isinstance(acceptance, HybridAcceptance)

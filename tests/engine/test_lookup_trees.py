@@ -134,7 +134,7 @@ def test_lookup_trees_emit_and_accept_what_host_rounds_do(
     params = [LONG] * 3 if asked == "greedy" else DRAWN
     host, llm = make(target, SPECS[name]), make(target, SPECS[name])
     rounds, collected = watched_rounds(llm, monkeypatch, overlaps)
-    for most in (48, 48 if is_long else 32):  # with captures, and with texts of others
+    for most in (48, 48) if is_long else (36, 24):  # with captures, and with texts of others
         params = [replace(one, max_tokens=most) for one in params]
         expected = tokens(plain_says(target, prompts, params))
         its, mine = host.generate(prompts, params), llm.generate(prompts, params)
@@ -167,14 +167,14 @@ def check(
 @ON_CPU
 @pytest.mark.parametrize("name", slow_but(["NGRAM"], ["NGRAM", "SUFFIX"]))
 def test_lookup_trees_end_where_plain_decoding_does(
-    name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+    name: str, is_long: bool, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By length, by a token, and by a limit on drafts, which ends nothing."""
     emitted = tokens(plain_says(target, prompts, [LONG] * 3))
     controls = [SpecControl(), SpecControl(num_steps=2), SpecControl(enabled=False)]
     host, llm = make(target, SPECS[name]), make(target, SPECS[name])
     rounds, _ = watched_rounds(llm, monkeypatch)
-    for count in (1, 4, 6, 11, 15):  # stops stand at every place
+    for count in (1, 4, 6, 11, 15) if is_long else (1, 6, 11):  # stops stand at every place
         stops = [{one[count + index]} for index, one in enumerate(emitted)]
         params = [
             replace(LONG, max_tokens=count if index == count % 3 else 24, speculative=control)
@@ -214,7 +214,7 @@ def test_memory_that_runs_short_changes_no_token_of_lookup_trees(
 ) -> None:
     """Nodes lie in all places behind the text, and write to none that another request has."""
     given = [one[:120] for one in prompts[:2]] * 4
-    params = [replace((LONG, *DRAWN)[index % 4], max_tokens=30 + index) for index in range(8)]
+    params = [replace((LONG, *DRAWN)[index % 4], max_tokens=20 + index) for index in range(8)]
     llm = make(target, SPECS["NGRAM"], max_total_tokens=400, page_size=4, context_length=340)
     llm.engine.scheduler.admission.demand.share = 0.0
     rounds, collected = watched_rounds(llm, monkeypatch, overlaps, most=8)
@@ -235,8 +235,8 @@ def test_lookup_trees_serve_edits_and_logprobs(
 ) -> None:
     llm = make(target, SPECS[name])
     rounds, collected = watched_rounds(llm, monkeypatch)
-    for _ in range(2):
-        check(llm, target, prompts, FEATURES[asked])
+    for most in (36, 24):
+        check(llm, target, prompts, [replace(one, max_tokens=most) for one in FEATURES[asked]])
     assert rounds.counters.keys() == {"captures", "replays"}
     assert collected.moved
 
@@ -247,6 +247,7 @@ def test_lookup_trees_serve_a_grammar_beside_other_requests(
 ) -> None:
     """Also of tokens that lookup drafts; small trees are padded with tokens that it may allow."""
     params = [replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}")), DRAWN[0], LONG]
+    params[1:] = [replace(one, max_tokens=28) for one in params[1:]]
     llm = make(target, SPECS["NGRAM"])
     given = [llm.tokenizer.encode("abab0101ab0101ab10ab0011" * 3), *prompts[:2]]
     rounds, collected = watched_rounds(llm, monkeypatch)
@@ -277,8 +278,13 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
 
     monkeypatch.setattr(steered, "observe", watched)
     for params in ([LONG] * 3, DRAWN):
-        check(llm, target, prompts, params)
-    check(llm, target, prompts, [replace(LONG, speculative=SpecControl(num_steps=2))] * 3)
+        check(llm, target, prompts, [replace(one, max_tokens=36) for one in params])
+    check(
+        llm,
+        target,
+        prompts,
+        [replace(LONG, max_tokens=24, speculative=SpecControl(num_steps=2))] * 3,
+    )
     assert collected.steps.keys() == {0, 3, 11}
     assert collected.moved
     for one in seen:
@@ -301,7 +307,7 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
     pipeline = llm.engine.pipeline
     assert pipeline is not None
     pipeline.depths.chooser = steps = AdaptiveSteps(rounds.steps)
-    for params in ([LONG] * 3, DRAWN, [LONG] * 3):
+    for params in ([LONG] * 3, DRAWN):
         check(llm, target, prompts, params)
     assert steps.kept(3) is not None
     assert {one for one in rounds.steps if steps.costs.of(4, one) is None} == set()

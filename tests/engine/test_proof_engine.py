@@ -102,7 +102,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         ("SUFFIX tree", State(CHUNKED, 16)),
         pytest.param("NGRAM chain + suffix", State(RETRACTED), marks=pytest.mark.slow),
         pytest.param("STANDALONE sampled chain", State(RETRACTED, 16), marks=pytest.mark.slow),
-        ("STANDALONE sampled tree", State(PREFIX_HIT, 16)),
+        pytest.param("STANDALONE sampled tree", State(PREFIX_HIT, 16), marks=pytest.mark.slow),
         ("EAGLE tree", State(RETRACTED)),
         pytest.param("EAGLE3 sampled chain", State(CHUNKED), marks=pytest.mark.slow),
         ("EAGLE3 tree + suffix", State(PREFIX_HIT, 16)),

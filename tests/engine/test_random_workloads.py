@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 # For make test-all.
 LIKE_OTHERS = (
     *("SUFFIX", "SUFFIX tree", "hybrid", "EAGLE3 hybrid"),
-    *("STANDALONE", "STANDALONE hybrid", "EAGLE3 hybrid tree"),
+    *("STANDALONE", "STANDALONE tree", "STANDALONE hybrid", "EAGLE3 hybrid tree"),
 )
 FLAGS: dict[str, Any] = {"max_running_requests": 8}
 GRAMMAR = GrammarSpec.regex("(a|b|0|1){2,9}")

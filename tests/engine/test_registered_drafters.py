@@ -36,11 +36,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     return save_tiny_models(tmp_path_factory.mktemp("tiny"))
 
 
-def subjects_of(name: str, tiny: TinyModels) -> list[Subject]:
+def subjects_of(name: str, tiny: TinyModels, is_long: bool) -> list[Subject]:
+    """Of those beside suffix matches, every third where a run is not to be long."""
     every = [*without_models(), *with_models(tiny)]
     found = [one for one in every if one.spec.algorithm == name and not one.any_depth]
     assert found, f"nothing to test {name} with: it needs a checkpoint in TinyModels"
-    return found
+    if is_long:
+        return found
+    alone = [one for one in found if not one.spec.hybrid_suffix]
+    return alone + [one for one in found if one.spec.hybrid_suffix][::3]
 
 
 def made(tiny: TinyModels, spec: SpecConfig | None) -> LLM:
@@ -69,13 +73,19 @@ def plain(tiny: TinyModels) -> list[list[int]]:
     return tokens(said(made(tiny, None)))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *DRAFTERS,
+        *(pytest.param(one, id=f"{one}, all", marks=pytest.mark.slow) for one in DRAFTERS),
+    ],
+)
 def test_registered_drafter_matches_plain_decoding_on_the_host_and_in_device_rounds(
-    name: str, tiny: TinyModels, plain: list[list[int]]
+    name: str, is_long: bool, tiny: TinyModels, plain: list[list[int]]
 ) -> None:
     """Drafts that are matched change no token, and those that a stochastic rule judges
     are judged alike in both. A model drafts the same chains in both."""
-    for subject in subjects_of(name, tiny):
+    for subject in subjects_of(name, tiny, is_long):
         host, llm = made(tiny, subject.spec), made(tiny, subject.spec)
         drafter, expected = host.engine.drafter, said(host)
         assert drafter.emits_probs or tokens(expected) == plain, subject.name

@@ -100,6 +100,14 @@ def shortened(params: list[Any], most: int = 30) -> list[Any]:
     return [replace(one, max_tokens=min(one.max_tokens or most, limit)) for one, limit in pairs]
 
 
+def ending_by(params: list[Any], most: int) -> list[Any]:
+    """What ends with the context still does."""
+    return [
+        one if one.max_tokens is None else replace(one, max_tokens=min(one.max_tokens, most))
+        for one in params
+    ]
+
+
 def spec_of(spec: SpecConfig, rule: str, shape: str, min_match: int = 3) -> SpecConfig:
     given = {"hybrid_suffix_min_match": min_match} | RULES[rule]
     return hybrid(spec, **given) if shape == CHAIN else trees(spec, shape, **given)
@@ -147,7 +155,7 @@ def test_seed_has_hosts_text_with_drafts_of_either_source_or_both(
     given = spec, monkeypatch, overlaps, 190 if is_long else 156
     host, llm, rounds, sources = pair_of(folders, name, *given)
     prompts = prompts_of(torn, folders, name)
-    check(host, llm, ENDS, prompts)
+    check(host, llm, ENDS if is_long else ending_by(ENDS, 34), prompts)
     check(host, llm, [ALONE], prompts)
     assert fallbacks(rounds) <= (set() if shape == CHAIN else {NEARLY_FULL})
     totals = llm.engine.scheduler.spec_totals
@@ -216,13 +224,19 @@ def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
     ],
 )
 def test_rule_sees_the_hosts_drafts_and_what_they_were_drawn_from(
-    rule: str, shape: str, folders: Folders, torn: Prompts, monkeypatch: pytest.MonkeyPatch
+    rule: str,
+    shape: str,
+    is_long: bool,
+    folders: Folders,
+    torn: Prompts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lookup's drafts are certain: all their weight is on one token."""
     spec = spec_of(folders["EAGLE3"][1], rule, shape, min_match=2)
     host, llm, _, sources = pair_of(folders, "EAGLE3", spec, monkeypatch)
     its, mine = (watch_drafts(one, monkeypatch) for one in (host, llm))
-    params = [replace(ALONE, seed=seed, max_tokens=40) for seed in range(51, 55)]
+    most = 40 if is_long else 28
+    params = [replace(ALONE, seed=seed, max_tokens=most) for seed in range(51, 55)]
     params = ENDS if shape == CHAIN else params
     check(host, llm, params, prompts_of(torn, folders, "EAGLE3"))
     assert sources.rounds["both"] > 2
@@ -279,7 +293,9 @@ def test_host_sends_counts_of_drafts_only_to_rounds_with_lookup(
 
     monkeypatch.setattr(layout, "send_counts", watched_send)
     monkeypatch.setattr(pipeline, "_follow", watched_follow)
-    check(host, llm, [LONG, LONG, replace(TORN, max_tokens=60)], [*PROMPTS[:2], "y"])
+    most = 60 if min_match == 9 else 36  # until there are matches as long
+    params = [replace(one, max_tokens=most) for one in (LONG, LONG, TORN)]
+    check(host, llm, params, [*PROMPTS[:2], "y"])
     with_lookup = sources.rounds["both"] + sources.rounds["text"]
     assert 0 < with_lookup <= len(sent) < rounds.counters["replays"] - 5
     assert (len(early) > 5) == (min_match == 9)
@@ -316,7 +332,7 @@ def test_seed_keeps_its_text_as_requests_come_and_go_between_host_and_device(
     """How lookup's drafts are judged does not follow from whether a model drafts for others."""
     spec = spec_of(folders[name][1], rule, shape)
     host, llm, rounds, sources = pair_of(folders, name, spec, monkeypatch)
-    params = MIXED if is_long else shortened(MIXED, 24)
+    params = MIXED if is_long else shortened(MIXED[::2], 28)
     come_and_go(host, llm, prompts_of(torn, folders, name), params, monkeypatch)
     assert rounds.counters["replays"] > 20
     assert fallbacks(rounds) <= (set() if shape == CHAIN else {NEARLY_FULL})

@@ -83,7 +83,7 @@ def tree_spec(folders: Folders, rule: str) -> SpecConfig:
 @pytest.mark.parametrize(
     "rule",
     slow_but(
-        ["sibling", "target_only, best drafts"],
+        ["sibling"],
         ["sibling", "target_only", "target_only, best drafts"],
     ),
 )
