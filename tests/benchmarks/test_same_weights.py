@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from benchmarks.jobs.check import problem_of
 from benchmarks.jobs.plan import Job, read_plan
 from benchmarks.jobs.processes import processes_with
+from benchmarks.peers.turns import GO
 from tests.support.families import small_config
 from tests.test_layering import ROOT
 
@@ -30,6 +32,9 @@ if "sglang" in words[0]:
     sys.exit(5)
 pathlib.Path(words[words.index("--json") + 1]).write_text(" ".join(words))
 """
+
+NO_PROCESS = 1 << 23  # no system has so many
+NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,58 @@ def _checkpoint_is_written_here(script: ModuleType, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(script, "finished", finished)
 
 
-@pytest.mark.usefixtures("_checkpoint_is_written_here")
+class Here:
+    """A run in this process, of a script whose imports it has made: it is up at once, and has its
+    turn when it is asked whether it has ended."""
+
+    def __init__(self, command: Sequence[str], turns: Path) -> None:
+        self.command = [*command, "--turns", str(turns)]
+        self.turns = turns
+        self.pid = NO_PROCESS + next(NUMBERS)
+        self.returncode: int | None = None
+        (turns / f"{self.pid}.up").touch()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (self.turns / GO).exists():
+            self.returncode = status_of(self.command)
+        return self.returncode
+
+    def wait(self) -> None:
+        if self.returncode is None:
+            self.returncode = -9  # it was ended
+
+
+def status_of(command: Sequence[str]) -> int:
+    """Of a script that runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*command[1:]])
+        patch.setattr(sys, "path", [*sys.path])
+        try:
+            runpy.run_path(command[1], run_name="__main__")
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0
+
+
+@pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
+def _where_this_engine_runs(
+    request: pytest.FixtureRequest, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes import for seconds what this one has imported."""
+    if request.param == "processes":
+        return
+    side_by_side = importlib.import_module("side_by_side")
+    started = side_by_side._started
+
+    def start(run: Any, turns: Path, out: Path) -> Any:
+        is_ours = run.command[0] == sys.executable
+        return Here(run.command, turns) if is_ours else started(run, turns, out)
+
+    monkeypatch.setattr(side_by_side, "_started", start)
+    monkeypatch.setattr("specengine.lab.card._SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("_checkpoint_is_written_here", "_where_this_engine_runs")
 def test_engines_run_on_one_checkpoint_and_a_failed_peer_loses_no_other(
     script: ModuleType, shape: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

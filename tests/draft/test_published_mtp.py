@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
 from specengine.draft.mtp.load import load_mtp
 from tests.draft.test_mtp_model import Runner, assert_near, load_models, load_target
+from tests.halves import slow_but
 from tests.support.device_rounds import run_on_device
 from tests.support.families import VOCAB, save_small_model
 from tests.support.mtp_targets import predictable
@@ -115,6 +117,7 @@ PUBLISHED = {
     ),
 }
 _JOINS = ("eh_proj", "fc", "input_proj", "linear_proj")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _TABLES = ("embed_tokens", "shared_head.head")
 
 
@@ -243,7 +246,15 @@ def plain(checkpoint: tuple[Path, list[str]]) -> list[list[int]]:
     return [tokens for tokens, *_ in spoken(LLM(str(checkpoint[0]), **FLAGS))]
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+ON_DEVICE = ("DeepSeek-V3", "Qwen3-Next-80B-A3B", "MiMo-7B", "ERNIE-4.5-21B-A3B")  # each form
+PLACES = [(name, False) for name in PUBLISHED] + [(name, True) for name in ON_DEVICE]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "on_device"),
+    slow_but(PLACES, product(PUBLISHED, [False, True])),
+    indirect=["checkpoint"],
+)
 def test_published_layer_drafts_and_changes_no_token(
     on_device: bool, checkpoint: tuple[Path, list[str]], plain: list[list[int]]
 ) -> None:
@@ -254,9 +265,18 @@ def test_published_layer_drafts_and_changes_no_token(
     assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 
-def test_each_published_tensor_is_asked_for(checkpoint: tuple[Path, list[str]]) -> None:
+@pytest.mark.parametrize("experts", ["first and last", pytest.param("all", marks=pytest.mark.slow)])
+def test_each_published_tensor_is_asked_for(
+    experts: str, checkpoint: tuple[Path, list[str]]
+) -> None:
     """But for tables, in whose place the target's serve."""
     folder, names = checkpoint
+    numbers = [int(one[1]) for name in names if (one := _EXPERT.search(name))]
+    if experts != "all":
+        between = {f".experts.{number}." for number in numbers} - {
+            f".experts.{number}." for number in (0, max(numbers, default=0))
+        }
+        names = [name for name in names if not any(one in name for one in between)]
     path = folder / "model.safetensors"
     tensors, target = load_file(path), load_target(folder)
     try:

@@ -18,7 +18,7 @@ from specengine.engine.proof.runs import Ask, complete
 from specengine.engine.proof.subjects import FRESH, State
 from specengine.engine.proof.tiny_model import save_tiny_models
 from specengine.runner.loader.loaded_model import LoadedModel
-from tests.halves import each_value
+from tests.halves import each_value, slow_but
 
 SHARED = "You are a tiny model, and say what comes to mind. "  # 50 tokens
 ENDINGS = ("a cat", "the dog", "more, more")
@@ -66,7 +66,14 @@ def texts(engine: Engine, endings: Sequence[str]) -> list[list[int]]:
     return [run.outputs[0] for run in runs]
 
 
-@pytest.mark.parametrize(("name", "verify", "page_size"), each_value(1, CASES, [1, 2]))
+# Each algorithm, rule, shape and size of pages.
+FAST = [(*CASES[1], 2), (*CASES[2], 1), (*CASES[3], 2), (*CASES[4], 1), (*CASES[5], 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "verify", "page_size"),
+    slow_but(FAST, [(*one, size) for one in CASES for size in (1, 2)]),
+)
 def test_a_seed_says_the_same_whatever_is_cached(
     name: str, verify: str, page_size: int, world: World
 ) -> None:

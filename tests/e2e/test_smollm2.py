@@ -72,17 +72,17 @@ def says_the_same(reference: Any, prompt: list[int], output: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def plain(reference: Any, smollm2_llm: Make) -> Pairs:
-    """Six prompts, one token at a time; as transformers answers them."""
-    results = generate(smollm2_llm, 6, 20)
+    """Four prompts, one token at a time; as transformers answers them."""
+    results = generate(smollm2_llm, 4, 14)
     for prompt, output in results:
-        assert len(output) == 20
+        assert len(output) == 14
         says_the_same(reference, prompt, output)
     return results
 
 
 @pytest.mark.model
 def test_prompts_in_a_batch(smollm2_llm: Make, plain: Pairs) -> None:
-    assert generate(smollm2_llm, 6, 20, spec=CHAIN) == plain
+    assert generate(smollm2_llm, 4, 14, spec=CHAIN) == plain
 
 
 def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
@@ -114,8 +114,7 @@ def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
     ],
 )
 def test_however_it_gets_there(smollm2_llm: Make, plain: Pairs, flags: dict[str, Any]) -> None:
-    expected = [(prompt, output[:14]) for prompt, output in plain[:4]]
-    assert generate(smollm2_llm, 4, 14, **flags) == expected
+    assert generate(smollm2_llm, 4, 14, **flags) == plain
 
 
 @pytest.mark.model

@@ -3,6 +3,7 @@ on the device's."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,13 @@ def alone(target: Path) -> list[list[int]]:
     return [texts(llm, [prompt])[0] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("name", "on_device"),
+    slow_but(
+        [("plain", False), ("chain", True), ("tree", False), ("tree", True)],
+        product(SPECS, [False, True]),
+    ),
+)
 def test_what_was_said_before_is_accepted_and_changes_nothing(
     name: str, on_device: bool, target: Path, alone: list[list[int]]
 ) -> None:
@@ -173,11 +179,11 @@ def test_third_request_finds_what_two_have_shared(target: Path) -> None:
     assert [one.token_ids for one in found] == texts(plain, prompts)
 
 
-@pytest.mark.parametrize("spec", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
-def test_retracted_requests_say_the_same(spec: SpecConfig | None, target: Path) -> None:
+@pytest.mark.parametrize("name", slow_but(["plain", "tree"], SPECS))
+def test_retracted_requests_say_the_same(name: str, target: Path) -> None:
     prompts = [f"{i}{i}{i}" for i in range(8)]
     expected = texts(make(target, disable_radix_cache=True), prompts)
-    tight = make(target, spec, max_total_tokens=100)
+    tight = make(target, SPECS[name], max_total_tokens=100)
     tight.engine.scheduler.admission.demand.share = 0.0
     for _ in range(2):
         assert texts(tight, prompts) == expected
