@@ -19,6 +19,7 @@ from specengine.kernels.linear.int4_tiles import (
     FEW_ROWS,
     STAGE,
     Tile,
+    TurnTile,
     few_rows,
     few_tile,
     most_rows,
@@ -106,6 +107,8 @@ def int_linear(
         "BIAS": int(bias is not None),
         **tile.defines,
     }
+    if isinstance(tile, TurnTile):
+        defines["COLUMNS"] = columns
     source, device = _SOURCES / f"{tile.kernel}.cu", x.device.index or 0
     compiled(source, tile.kernel, tuple(defines.items()), shared, device).launch(
         tile.grid(num_outs, num_rows),

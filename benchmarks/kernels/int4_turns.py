@@ -1,0 +1,184 @@
+"""Candidates for products of few rows with 4-bit weights (int4_turns.cu) beside what is chosen:
+bits compared, then timed in turns.
+
+    python -m benchmarks.kernels.int4_turns [SHAPE...] [--rows 1 4 8] [--json FILE] [--only WORD]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.int4_rows import captured, few_of, in_turns, tiled
+from benchmarks.kernels.quantised import SHAPES, copies_of, draw, four_bits
+from specengine.kernels.linear import int_linear_cuda
+from specengine.kernels.linear.int4_tiles import FewTile, Tile, TurnTile, parts_of, ways_of
+from specengine.kernels.linear.int_linear import int_linear
+from specengine.kernels.linear.quantised import IntWeight
+from specengine.kernels.precompile import precompile
+
+MOST = 227 * 1024
+# Outputs of a warp in sixteens, tiles beside each other, ways of a warp, stages of a slot, whether x
+# is held, blocks of a multiprocessor, slots at most.
+SHAPES_OF_BLOCKS: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
+    "gate_up": [
+        (2, 7, 2, 1, True, 1, 8),
+        (2, 7, 2, 2, True, 1, 8),
+        (2, 7, 4, 1, True, 1, 16),
+        (2, 7, 4, 2, True, 1, 16),
+        (2, 7, 4, 4, True, 1, 16),
+        (1, 14, 4, 1, True, 1, 8),
+        (1, 14, 4, 2, True, 1, 8),
+        (1, 7, 4, 1, True, 2, 8),
+        (1, 7, 4, 2, True, 2, 8),
+        (1, 7, 8, 2, True, 2, 8),
+        (1, 14, 8, 1, True, 1, 16),
+        (1, 14, 8, 4, True, 1, 16),
+    ],
+    "qkv": [
+        (1, 3, 1, 1, True, 1, 4),
+        (1, 3, 1, 1, False, 1, 4),
+        (1, 3, 2, 1, True, 1, 8),
+        (1, 3, 2, 2, True, 1, 4),
+        (3, 1, 1, 1, False, 1, 4),
+        (3, 1, 1, 1, True, 1, 4),
+        (1, 1, 1, 1, False, 3, 4),
+        (1, 1, 1, 1, True, 3, 4),
+        (1, 1, 2, 1, True, 3, 8),
+    ],
+    "o": [
+        (2, 1, 1, 1, False, 1, 2),
+        (2, 1, 1, 1, True, 1, 2),
+        (1, 2, 2, 1, True, 1, 4),
+        (1, 2, 2, 2, True, 1, 2),
+        (1, 2, 2, 1, False, 1, 4),
+        (1, 2, 1, 1, True, 1, 2),
+        (1, 2, 1, 1, False, 1, 2),
+        (1, 1, 2, 1, True, 2, 4),
+        (1, 1, 1, 1, False, 2, 2),
+        (1, 1, 1, 1, True, 2, 2),
+    ],
+    "down": [
+        (2, 1, 1, 1, False, 1, 4),
+        (2, 1, 1, 1, False, 1, 7),
+        (2, 1, 2, 1, False, 1, 8),
+        (1, 2, 1, 1, False, 1, 4),
+        (1, 2, 1, 1, False, 1, 7),
+        (1, 2, 2, 1, False, 1, 8),
+        (1, 2, 2, 2, False, 1, 6),
+        (1, 1, 1, 1, False, 2, 7),
+        (1, 1, 2, 1, False, 2, 8),
+        (1, 1, 2, 2, False, 2, 6),
+        (2, 1, 1, 1, True, 1, 7),
+        (1, 2, 1, 1, True, 1, 7),
+        (1, 2, 2, 1, True, 1, 12),
+        (1, 1, 1, 1, True, 2, 7),
+        (1, 1, 2, 1, True, 2, 12),
+    ],
+}
+# Of the kernel of before.
+FEW = [(1, 4, False), (1, 4, True), (2, 4, True)]
+
+
+def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile]:
+    """Those that fit, with as many slots as do."""
+    ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
+    most = next(n for n in (1, 2, 4, 8) if n >= rows)
+    found: list[Tile] = [FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW]
+    for sixteens, side, mine, line, held, at_once, most_slots in SHAPES_OF_BLOCKS[shape]:
+        needed = SHAPES[shape][1] // 128 // ways * mine // line
+        for slots in range(min(needed, most_slots), 0, -1):
+            tile = TurnTile(
+                most, ways, parts, sixteens, side, mine, slots, line, held=held, at_once=at_once
+            )
+            if tile.shared_bytes(weight, 1) <= MOST // at_once - 1024 * (at_once > 1):
+                found.append(tile)
+                break
+    return found
+
+
+def check(x: Tensor, weight: IntWeight, tile: Tile, expected: Tensor) -> bool:
+    """Whether the bits are those of the kernel of before; says so if they are not."""
+    out = tiled(x, weight, tile)
+    torch.cuda.synchronize()
+    if torch.equal(out, expected):
+        return True
+    print(f"OTHER BITS: {tile}, {len(x)} rows: {int((out != expected).sum())} places", flush=True)
+    return False
+
+
+def time_rows(shape: str, held: list[IntWeight], rows: int, only: str) -> list[dict[str, Any]]:
+    x = draw(rows, SHAPES[shape][1])
+    tiles = [tile for tile in tiles_of(shape, held[0], rows) if only in str(tile)]
+    few = few_of(FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape])))
+    expected = tiled(x, held[0], few)
+    graphs = {"chosen": captured(partial(int_linear, x), held)}
+    shown = {str(tile): tile for tile in tiles}
+    for name, tile in shown.items():
+        try:
+            if check(x, held[0], tile, expected):
+                graphs[name] = captured(partial(tiled, x, tile=tile), held)
+        except RuntimeError as error:
+            print(f"FAILED: {name}, {rows} rows: {error}", flush=True)
+    found = []
+    for name, all_ in in_turns(graphs, len(held)).items():
+        us = statistics.median(all_)
+        shared = shown[name].shared_bytes(held[0], 1) if name in shown else 0
+        read = held[0].num_bytes / us / 1e6
+        found.append({"shape": shape, "form": name, "rows": rows, "us": us, "TB/s": read})
+        print(f"{shape:>8} {rows} rows {us:7.2f} us {read:5.2f} TB/s {shared:>7} B  {name}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--only", default="", help="tiles whose name has this")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    began = time.monotonic()
+    weights = {}
+    for shape in args.shapes:
+        dense = draw(*SHAPES[shape], SHAPES[shape][1] ** -0.5)
+        weights[shape] = copies_of(lambda one: four_bits(one, True), dense, 4.19)
+    with precompile():
+        for shape, held in weights.items():
+            for rows in args.rows:
+                x = draw(rows, SHAPES[shape][1])
+                int_linear(x, held[0])
+                tiled(x, held[0], FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape])))
+                for tile in tiles_of(shape, held[0], rows):
+                    if args.only in str(tile):
+                        tiled(x, held[0], tile)
+    print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
+    figures = []
+    for shape, held in weights.items():
+        for rows in args.rows:
+            figures += time_rows(shape, held, rows, args.only)
+    print("\nbest of each")
+    for rows in args.rows:
+        sums = [0.0, 0.0]
+        for shape in weights:
+            mine = [one for one in figures if (one["shape"], one["rows"]) == (shape, rows)]
+            best = min(mine, key=lambda one: one["us"])
+            chosen = next(one for one in mine if one["form"] == "chosen")
+            sums[0] += chosen["us"]
+            sums[1] += best["us"]
+            print(f"{rows} rows {shape:>8}: {chosen['us']:6.2f} -> {best['us']:6.2f}  {best['form']}")
+        print(f"{rows} rows, all: {sums[0]:.2f} -> {sums[1]:.2f} us")
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

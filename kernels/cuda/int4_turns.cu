@@ -1,0 +1,270 @@
+// Linear layer for up to 8 rows with a weight of 4 bits and groups of 128 columns: what int4_rows.cu computes,
+// bit for bit.
+//
+// The number of outputs is a multiple of 16, and there are as many as a block has, or more; of columns it is a
+// multiple of 2048.
+//
+// Compile-time: those of int4.cuh (GROUP 128, ZERO 0 or 1), WARPS (WAYS / MINE SIDE), COLUMNS, ROWS (1, 2, 4 or 8: as many as there are,
+// or more), WAYS (in which the depth is shared, 16 at most), MINE (neighbouring ways of a warp: 1, 2, 4 or 8),
+// SIDE (tiles of 16 NT outputs that a block has beside each other), LINE (stages of a slot: MINE or a part of
+// it), SLOTS (of a warp whose codes are on their way), HELD (whether the block's x stands in shared memory, or
+// each warp loads what it multiplies), AT_ONCE (blocks of a multiprocessor), PARTS (of neighbouring ways, whose
+// sums are added first, then those of two neighbouring parts), BIAS.
+//
+// A block computes 16 NT SIDE outputs; WAYS / MINE warps share the depth of 16 NT of them. In a turn a warp
+// takes a stage of 128 columns of each of its ways, which stand behind each other in memory. Codes go through
+// a ring in shared memory that each warp has for itself.
+//
+// Codes, scales and zeros are fetched before the kernel ahead has ended (griddepcontrol); x is read after the
+// wait, and never through the read-only cache.
+
+#include "int4.cuh"
+
+#define WIDE (16 * NT)
+#define OUTS (WIDE * SIDE)
+#define SHARERS (WAYS / MINE)
+#define THREADS (32 * WARPS)
+#define STAGES (COLUMNS / STAGE)
+#define TURNS (STAGES / WAYS)
+#define PITCH (64 * LINE)  // bytes of a row of a slot
+#define SLOT_BYTES (PITCH * WIDE)
+#define LINES (8 / LINE)        // rows that a warp copies at once,
+#define LANES (4 * LINE)        // and lanes of a row
+#define WIDTH (OUTS + 4)        // of a row of partial sums: so that a warp's stores spare banks
+#define HELD_AT_ONCE (ROWS * COLUMNS / 8 >= 4 * THREADS ? 4 : 1)  // loads of x of a thread
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+#define RING_BYTES LARGER(SLOT_BYTES * SLOTS * WARPS, 4 * WAYS * ROWS * WIDTH)
+#define PADDED(bytes) (((bytes) / 16 | 1) * 16)  // so that lanes of eight outputs read different banks
+#define SCALE_PITCH PADDED(STAGES * SCALE_BYTES)
+#define ZERO_PITCH PADDED(STAGES * ZERO_BYTES)
+#define SCALES_AT RING_BYTES
+#define ZEROS_AT (SCALES_AT + SCALE_PITCH * OUTS)
+#define X_AT (ZEROS_AT + ZERO_PITCH * OUTS * (ZERO > 0))
+
+// Rows of all outputs of the block.
+__device__ __forceinline__ void fetch_places(u32 to, const unsigned char* from, int bytes, int pitch) {
+  const int pieces = bytes / 16;
+  for (int at = threadIdx.x; at < pieces * OUTS; at += THREADS)
+    copy_async(to + at / pieces * pitch + at % pieces * 16, (const u16*)(from + at * 16), 16);
+}
+
+// Pieces of a row of a slot change places by its number, so that lanes of eight rows read different banks.
+__device__ __forceinline__ int turned(int row, int piece) {
+  return LINE == 1 ? piece ^ (row >> 1 & 3) : piece ^ (row & 7);
+}
+
+// A slot of codes, from the copy E on. from: this lane's row and piece; to: their place in a slot, of the first
+// copies.
+template <int E = 0>
+__device__ __forceinline__ void fetch_slot(const u32 (&to)[LINE], u32 slot, const unsigned char* from) {
+  copy_async_behind<E * LINES * PITCH, E * LINES * (COLUMNS / 2)>(to[E % LINE] + slot, (const u16*)from);
+  if constexpr ((E + 1) * LINES < WIDE) fetch_slot<E + 1>(to, slot, from);
+}
+
+// What a lane multiplies of a chunk.
+__device__ __forceinline__ void load_held(u32* b, u32 at) {
+  const uint4 v = load_shared(at);
+  b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+}
+
+// x into shared memory as load_held reads it: [stages][chunks][ROWS][parts][16 bytes].
+__device__ __forceinline__ void hold_rows(u32 to, const u16* x, int num_rows, int stride_x) {
+  const int all = num_rows * (COLUMNS / 8);
+  for (int first = threadIdx.x; first < all; first += HELD_AT_ONCE * THREADS) {
+    uint2 low[HELD_AT_ONCE], high[HELD_AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < HELD_AT_ONCE; i++) {
+      const int at = min(first + i * THREADS, all - 1);
+      const u16* from = x + (u64)(at / (COLUMNS / 8)) * stride_x + at % (COLUMNS / 8) / 4 * 32 + at % 4 * 4;
+      low[i] = load_fresh_four(from);
+      high[i] = load_fresh_four(from + 16);
+    }
+#pragma unroll
+    for (int i = 0; i < HELD_AT_ONCE; i++) {
+      const int at = min(first + i * THREADS, all - 1);
+      const int row = at / (COLUMNS / 8), chunk = at % (COLUMNS / 8) / 4, part = at % 4;
+      u32 b[4];
+      pairs_of(b, low[i], high[i]);
+      store_shared(to + ((chunk * ROWS + row) * 4 + part) * 16, make_uint4(b[0], b[1], b[2], b[3]));
+    }
+  }
+}
+
+// This lane's columns of a stage of x.
+__device__ __forceinline__ void load_stage(uint2 (&low)[CHUNKS], uint2 (&high)[CHUNKS], const u16* from) {
+#pragma unroll
+  for (int c = 0; c < CHUNKS; c++) {
+    low[c] = load_fresh_four(from + c * 32);
+    high[c] = load_fresh_four(from + c * 32 + 16);
+  }
+}
+
+// Neighbouring bytes, 1 to 16 of them, at a multiple of their number.
+template <int BYTES>
+__device__ __forceinline__ void load_words(u32* words, const unsigned char* at) {
+  if constexpr (BYTES == 1) words[0] = *at;
+  if constexpr (BYTES == 2) words[0] = *(const u16*)at;
+  if constexpr (BYTES == 4) words[0] = *(const u32*)at;
+  if constexpr (BYTES == 8) words[0] = ((const uint2*)at)->x, words[1] = ((const uint2*)at)->y;
+  if constexpr (BYTES >= 16) {
+    const uint4 v = *(const uint4*)at;
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  }
+  if constexpr (BYTES > 16) load_words<BYTES - 16>(words + 4, at + 16);
+}
+
+// The scales and zeros of an output for a warp's stages of a turn.
+struct Places {
+  u32 scales[(MINE * SCALE_BYTES + 3) / 4], zeros[(MINE + 3) / 4];
+
+  __device__ __forceinline__ void load(const unsigned char* scale, const unsigned char* zero) {
+    load_words<MINE * SCALE_BYTES>(scales, scale);
+    if (ZERO) load_words<MINE>(zeros, zero);
+  }
+
+  __device__ __forceinline__ float by(int j) const {
+    return scale_of(SCALE == 2 ? scales[j] : j % 2 ? scales[j / 2] >> 16 : scales[j / 2] & 0xffff);
+  }
+
+  // MAGIC's value and the zero, twice: the zero stands in the mantissas.
+  __device__ __forceinline__ u32 less(int j) const {
+    return ZERO ? byte_in_pair(zeros[j / 4], j % 4, MAGIC) : MAGIC | 0x80008;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
+    const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
+    const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
+  const int side = warp / SHARERS, first_stage = warp % SHARERS * MINE;
+  const int first_out = min((int)blockIdx.x * OUTS, num_outs - OUTS);  // the last blocks may overlap
+  allow_next_kernel();
+
+  const u32 base = (u32)__cvta_generic_to_shared(shared);
+  const u32 ring = base + warp * SLOTS * SLOT_BYTES;
+  fetch_places(base + SCALES_AT, scale + (u64)first_out * (STAGES * SCALE_BYTES), STAGES * SCALE_BYTES,
+               SCALE_PITCH);
+  if (ZERO)
+    fetch_places(base + ZEROS_AT, zero + (u64)first_out * STAGES, STAGES * ZERO_BYTES, ZERO_PITCH);
+  u32 to[LINE];
+#pragma unroll
+  for (int e = 0; e < LINE; e++)
+    to[e] = ring + lane / LANES * PITCH + turned(lane / LANES + e * LINES, lane % LANES) * 16;
+  const unsigned char* mine = codes + (u64)(first_out + side * WIDE + lane / LANES) * (COLUMNS / 2) +
+                              first_stage * 64 + lane % LANES * 16;
+#pragma unroll
+  for (int slot = 0; slot < SLOTS; slot++) {
+    const int stage = slot * LINE;
+    if (stage < TURNS * MINE) fetch_slot(to, slot * SLOT_BYTES, mine + (stage / MINE * WAYS + stage % MINE) * 64);
+    end_of_copies();
+  }
+  wait_for_last_kernel();
+  if (HELD) hold_rows(base + X_AT, x, num_rows, stride_x);
+  const u16* input = x + (u64)min(row, num_rows - 1) * stride_x + first_stage * STAGE + part * 4;
+  uint2 low[MINE][CHUNKS], high[MINE][CHUNKS];
+  if (!HELD) {
+#pragma unroll
+    for (int j = 0; j < MINE; j++) load_stage(low[j], high[j], input + j * STAGE);
+  }
+  wait_for_copies_but(SLOTS - 1);
+  __syncthreads();  // all threads' scales, and x
+
+  // Of a matrix of eight rows and 16 bytes a lane has the place of a row; of four: rows, those 8 behind,
+  // and both of the chunk behind.
+  const u32 place = ring + lane % 16 * PITCH + turned(lane % 8, lane / 16) * 16;
+  const u32 x_place = base + X_AT + (first_stage * CHUNKS * ROWS + row % ROWS) * 64 + part * 16;
+  const unsigned char* scales =
+      shared + SCALES_AT + (side * WIDE + row) * SCALE_PITCH + first_stage * SCALE_BYTES;
+  const unsigned char* zeros = shared + ZEROS_AT + (side * WIDE + row) * ZERO_PITCH + first_stage;
+
+  float acc[MINE][NT][4] = {};
+  u32 slot = 0;  // bytes behind the first one
+#pragma unroll 1
+  for (int turn = 0; turn < TURNS; turn++) {
+    Places of_row[NT], of_eighth[NT];
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      const unsigned char* at = scales + turn * WAYS * SCALE_BYTES + n * 16 * SCALE_PITCH;
+      const unsigned char* zero_at = zeros + turn * WAYS + n * 16 * ZERO_PITCH;
+      of_row[n].load(at, zero_at);
+      of_eighth[n].load(at + 8 * SCALE_PITCH, zero_at + 8 * ZERO_PITCH);
+    }
+#pragma unroll
+    for (int j = 0; j < MINE; j++) {
+      if (j % LINE == 0) {
+        wait_for_copies_but(SLOTS - 1);
+        __syncwarp();  // all lanes' copies
+      }
+      u32 b[CHUNKS][4];
+#pragma unroll
+      for (int c = 0; c < CHUNKS; c++) {
+        if (HELD)
+          load_held(b[c], x_place + ((turn * WAYS + j) * CHUNKS + c) * ROWS * 64);
+        else
+          pairs_of(b[c], low[j][c], high[j][c]);
+      }
+      if (!HELD && turn + 1 < TURNS) load_stage(low[j], high[j], input + ((turn + 1) * WAYS + j) * STAGE);
+#pragma unroll
+      for (int n = 0; n < NT; n++) {
+        u32 w[CHUNKS][2];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c += 2) {
+          const uint4 v = load_matrices(((place + slot) ^ (j % LINE * CHUNKS + c) * 16) + n * 16 * PITCH);
+          w[c][0] = v.x, w[c][1] = v.y, w[c + 1][0] = v.z, w[c + 1][1] = v.w;
+        }
+        const u32 less = of_row[n].less(j), less_of_eighth = of_eighth[n].less(j);
+        float sums[4] = {};
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+          for (int h = 0; h < 4; h += 2)
+            multiply(sums, codes_at(w[c][0], h, less), codes_at(w[c][1], h, less_of_eighth),
+                     codes_at(w[c][0], h + 1, less), codes_at(w[c][1], h + 1, less_of_eighth), b[c][h],
+                     b[c][h + 1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[j][n][i] += (i < 2 ? of_row[n].by(j) : of_eighth[n].by(j)) * sums[i];
+      }
+      if (j % LINE == LINE - 1) {
+        __syncwarp();  // all lanes have read the slot
+        const int next = j + 1 - LINE + SLOTS * LINE;  // of the warp's stages from this turn on
+        if (turn + next / MINE < TURNS)
+          fetch_slot(to, slot, mine + ((turn + next / MINE) * WAYS + next % MINE) * 64);
+        end_of_copies();
+        slot = slot + SLOT_BYTES == SLOTS * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
+      }
+    }
+  }
+
+  // Sums of the ways, [WAYS][ROWS][WIDTH], where the ring was.
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < MINE; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = part * 2 + i;
+      float* partial = (float*)shared + ((first_stage + j) * ROWS + r) * WIDTH + side * WIDE + row;
+      if (r < min(num_rows, ROWS)) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) partial[n * 16] = acc[j][n][i], partial[n * 16 + 8] = acc[j][n][i + 2];
+      }
+    }
+  __syncthreads();
+  for (int cell = threadIdx.x; cell < num_rows * OUTS; cell += THREADS) {
+    const int r = cell / OUTS, c = cell % OUTS, o = first_out + c;
+    float sum = 0.f, of_even = 0.f;
+#pragma unroll
+    for (int of = 0; of < PARTS; of++) {
+      float of_part = 0.f;
+#pragma unroll
+      for (int w = of * WAYS / PARTS; w < (of + 1) * WAYS / PARTS; w++)
+        of_part += ((const float*)shared)[(w * ROWS + r) * WIDTH + c];
+      if (of % 2 == 0 && PARTS > 1)
+        of_even = of_part;
+      else
+        sum += of_even + of_part;
+    }
+    if (BIAS) sum += widen(bias[o]);
+    out[(u64)r * num_outs + o] = (u16)(pack(sum, 0.f) & 0xffff);
+  }
+}
