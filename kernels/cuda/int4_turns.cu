@@ -33,13 +33,17 @@
 #define WIDTH (OUTS + 4)        // of a row of partial sums: so that a warp's stores spare banks
 #define HELD_AT_ONCE (ROWS * COLUMNS / 8 >= 4 * THREADS ? 4 : 1)  // loads of x of a thread
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
-#define RING_BYTES LARGER(SLOT_BYTES * SLOTS * WARPS, 4 * WAYS * ROWS * WIDTH)
+#define SUM_BYTES (4 * WAYS * ROWS * WIDTH)  // few have a place of their own, others that of the ring
+#define RING_BYTES (SUM_BYTES <= 8192 ? SLOT_BYTES * SLOTS * WARPS : LARGER(SLOT_BYTES * SLOTS * WARPS, SUM_BYTES))
 #define PADDED(bytes) (((bytes) / 16 | 1) * 16)  // so that lanes of eight outputs read different banks
 #define SCALE_PITCH PADDED(STAGES * SCALE_BYTES)
 #define ZERO_PITCH PADDED(STAGES * ZERO_BYTES)
 #define SCALES_AT RING_BYTES
 #define ZEROS_AT (SCALES_AT + SCALE_PITCH * OUTS)
 #define X_AT (ZEROS_AT + ZERO_PITCH * OUTS * (ZERO > 0))
+#define SUMS_AT (SUM_BYTES <= 8192 ? X_AT + HELD * 2 * ROWS * COLUMNS : 0)
+
+constexpr int UNROLLED = TURNS * MINE * NT <= 8 ? TURNS : 1;  // turns: the code stays short
 
 // Rows of all outputs of the block.
 __device__ __forceinline__ void fetch_places(u32 to, const unsigned char* from, int bytes, int pitch) {
@@ -180,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
 
   float acc[MINE][NT][4] = {};
   u32 slot = 0;  // bytes behind the first one
-#pragma unroll 1
+#pragma unroll UNROLLED
   for (int turn = 0; turn < TURNS; turn++) {
     Places of_row[NT], of_eighth[NT];
 #pragma unroll
@@ -204,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
         else
           pairs_of(b[c], low[j][c], high[j][c]);
       }
-      if (!HELD && turn + 1 < TURNS) load_stage(low[j], high[j], input + ((turn + 1) * WAYS + j) * STAGE);
+      if (!HELD)  // of the last turn again, where there is none
+        load_stage(low[j], high[j], input + (min(turn + 1, TURNS - 1) * WAYS + j) * STAGE);
 #pragma unroll
       for (int n = 0; n < NT; n++) {
         u32 w[CHUNKS][2];
@@ -236,14 +241,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
     }
   }
 
-  // Sums of the ways, [WAYS][ROWS][WIDTH], where the ring was.
-  __syncthreads();
+  // Sums of the ways, [WAYS][ROWS][WIDTH].
+  float* const sums_of_ways = (float*)(shared + SUMS_AT);
+  if (SUMS_AT == 0) __syncthreads();  // all warps have read their rings
 #pragma unroll
   for (int j = 0; j < MINE; j++)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int r = part * 2 + i;
-      float* partial = (float*)shared + ((first_stage + j) * ROWS + r) * WIDTH + side * WIDE + row;
+      float* partial = sums_of_ways + ((first_stage + j) * ROWS + r) * WIDTH + side * WIDE + row;
       if (r < min(num_rows, ROWS)) {
 #pragma unroll
         for (int n = 0; n < NT; n++) partial[n * 16] = acc[j][n][i], partial[n * 16 + 8] = acc[j][n][i + 2];
@@ -258,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
       float of_part = 0.f;
 #pragma unroll
       for (int w = of * WAYS / PARTS; w < (of + 1) * WAYS / PARTS; w++)
-        of_part += ((const float*)shared)[(w * ROWS + r) * WIDTH + c];
+        of_part += sums_of_ways[(w * ROWS + r) * WIDTH + c];
       if (of % 2 == 0 && PARTS > 1)
         of_even = of_part;
       else

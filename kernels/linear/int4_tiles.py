@@ -193,13 +193,14 @@ class TurnTile:
         return -(-num_outs // self.outs), 1, 1
 
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
-        """A ring of codes, over which sums are written, scales and zeros, and x."""
+        """A ring of codes, over which sums are written if they are many, scales and zeros, and x."""
         columns = weight.shape[1]
         ring = 1024 * self.sixteens * self.line * self.slots * self.warps
         sums = 4 * self.ways * self.rows * (self.outs + 4)
         sizes = [weight.scale.element_size(), *([] if weight.zero is None else [1])]
         places = sum((columns // STAGE * size // 16 | 1) * 16 * self.outs for size in sizes)
-        return max(ring, sums) + places + 2 * self.held * self.rows * columns
+        used = ring + sums if sums <= 8192 else max(ring, sums)
+        return used + places + 2 * self.held * self.rows * columns
 
 
 Tile = FewTile | WideTile | TurnTile
