@@ -17,17 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.int4_rows import captured, few_of, in_turns, tiled
+from benchmarks.kernels.int4_rows import captured, in_turns, tiled
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, four_bits
-from specengine.kernels.linear import int_linear_cuda
 from specengine.kernels.linear.int4_tiles import FewTile, Tile, TurnTile, parts_of, ways_of
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 
 MOST = 227 * 1024
-# Outputs of a warp in sixteens, tiles beside each other, ways of a warp, stages of a slot, whether x
-# is held, blocks of a multiprocessor, slots at most.
+# Outputs of a warp in sixteens, tiles beside each other, ways of a warp, stages of a slot, whether
+# x is held, blocks of a multiprocessor, slots at most.
 SHAPES_OF_BLOCKS: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
     "gate_up": [
         (2, 7, 2, 1, True, 1, 8),
@@ -105,6 +104,11 @@ def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile]:
     return found
 
 
+def few(shape: str) -> FewTile:
+    """Of the kernel of before, with the shape's order of sums."""
+    return FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape]))
+
+
 def check(x: Tensor, weight: IntWeight, tile: Tile, expected: Tensor) -> bool:
     """Whether the bits are those of the kernel of before; says so if they are not."""
     out = tiled(x, weight, tile)
@@ -118,8 +122,7 @@ def check(x: Tensor, weight: IntWeight, tile: Tile, expected: Tensor) -> bool:
 def time_rows(shape: str, held: list[IntWeight], rows: int, only: str) -> list[dict[str, Any]]:
     x = draw(rows, SHAPES[shape][1])
     tiles = [tile for tile in tiles_of(shape, held[0], rows) if only in str(tile)]
-    few = few_of(FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape])))
-    expected = tiled(x, held[0], few)
+    expected = tiled(x, held[0], few(shape))
     graphs = {"chosen": captured(partial(int_linear, x), held)}
     shown = {str(tile): tile for tile in tiles}
     for name, tile in shown.items():
@@ -134,7 +137,8 @@ def time_rows(shape: str, held: list[IntWeight], rows: int, only: str) -> list[d
         shared = shown[name].shared_bytes(held[0], 1) if name in shown else 0
         read = held[0].num_bytes / us / 1e6
         found.append({"shape": shape, "form": name, "rows": rows, "us": us, "TB/s": read})
-        print(f"{shape:>8} {rows} rows {us:7.2f} us {read:5.2f} TB/s {shared:>7} B  {name}", flush=True)
+        told = f"{us:7.2f} us {read:5.2f} TB/s {shared:>7} B  {name}"
+        print(f"{shape:>8} {rows} rows {told}", flush=True)
     return found
 
 
@@ -156,7 +160,7 @@ def main() -> None:
             for rows in args.rows:
                 x = draw(rows, SHAPES[shape][1])
                 int_linear(x, held[0])
-                tiled(x, held[0], FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape])))
+                tiled(x, held[0], few(shape))
                 for tile in tiles_of(shape, held[0], rows):
                     if args.only in str(tile):
                         tiled(x, held[0], tile)
@@ -174,7 +178,8 @@ def main() -> None:
             chosen = next(one for one in mine if one["form"] == "chosen")
             sums[0] += chosen["us"]
             sums[1] += best["us"]
-            print(f"{rows} rows {shape:>8}: {chosen['us']:6.2f} -> {best['us']:6.2f}  {best['form']}")
+            told = f"{chosen['us']:6.2f} -> {best['us']:6.2f}  {best['form']}"
+            print(f"{rows} rows {shape:>8}: {told}")
         print(f"{rows} rows, all: {sums[0]:.2f} -> {sums[1]:.2f} us")
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=1))

@@ -9,7 +9,8 @@
 // SIDE (tiles of 16 NT outputs that a block has beside each other), LINE (stages of a slot: MINE or a part of
 // it), SLOTS (of a warp whose codes are on their way), HELD (whether the block's x stands in shared memory, or
 // each warp loads what it multiplies), AT_ONCE (blocks of a multiprocessor), PARTS (of neighbouring ways, whose
-// sums are added first, then those of two neighbouring parts), BIAS.
+// sums are added first, then those of two neighbouring parts), BIAS. With GATED the number of outputs is a
+// multiple of 16 for gate and for up, and of 16 outputs of a block 8 are of gate and 8 the same of up.
 //
 // A block computes 16 NT SIDE outputs; WAYS / MINE warps share the depth of 16 NT of them. In a turn a warp
 // takes a stage of 128 columns of each of its ways, which stand behind each other in memory. Codes go through
@@ -20,8 +21,13 @@
 
 #include "int4.cuh"
 
+#ifndef GATED
+#define GATED 0
+#endif
+
 #define WIDE (16 * NT)
 #define OUTS (WIDE * SIDE)
+#define STORED (OUTS / (1 + GATED))
 #define SHARERS (WAYS / MINE)
 #define THREADS (32 * WARPS)
 #define STAGES (COLUMNS / STAGE)
@@ -45,11 +51,19 @@
 
 constexpr int UNROLLED = TURNS * MINE * NT <= 8 ? TURNS : 1;  // turns: the code stays short
 
+// Where an output of the block stands behind its first one. stored: outputs of all blocks.
+__device__ __forceinline__ int row_of(int out, int stored) {
+  return GATED ? out / 16 * 8 + out % 8 + out / 8 % 2 * stored : out;
+}
+
 // Rows of all outputs of the block.
-__device__ __forceinline__ void fetch_places(u32 to, const unsigned char* from, int bytes, int pitch) {
+__device__ __forceinline__ void fetch_places(u32 to, const unsigned char* from, int bytes, int pitch,
+                                             int stored) {
   const int pieces = bytes / 16;
-  for (int at = threadIdx.x; at < pieces * OUTS; at += THREADS)
-    copy_async(to + at / pieces * pitch + at % pieces * 16, (const u16*)(from + at * 16), 16);
+  for (int at = threadIdx.x; at < pieces * OUTS; at += THREADS) {
+    const int out = at / pieces, piece = at % pieces * 16;
+    copy_async(to + out * pitch + piece, (const u16*)(from + (u64)row_of(out, stored) * bytes + piece), 16);
+  }
 }
 
 // Pieces of a row of a slot change places by its number, so that lanes of eight rows read different banks.
@@ -57,12 +71,15 @@ __device__ __forceinline__ int turned(int row, int piece) {
   return LINE == 1 ? piece ^ (row >> 1 & 3) : piece ^ (row & 7);
 }
 
-// A slot of codes, from the copy E on. from: this lane's row and piece; to: their place in a slot, of the first
-// copies.
+// A slot of codes, from the copy E on. from: this lane's row and piece; up: the same, of up; to: their place in
+// a slot, of the first copies.
 template <int E = 0>
-__device__ __forceinline__ void fetch_slot(const u32 (&to)[LINE], u32 slot, const unsigned char* from) {
-  copy_async_behind<E * LINES * PITCH, E * LINES * (COLUMNS / 2)>(to[E % LINE] + slot, (const u16*)from);
-  if constexpr ((E + 1) * LINES < WIDE) fetch_slot<E + 1>(to, slot, from);
+__device__ __forceinline__ void fetch_slot(const u32 (&to)[LINE], u32 slot, const unsigned char* from,
+                                           const unsigned char* up) {
+  constexpr int OUT = E * LINES, ROW = GATED ? OUT / 16 * 8 + OUT % 8 : OUT;
+  copy_async_behind<OUT * PITCH, ROW * (COLUMNS / 2)>(
+      to[E % LINE] + slot, (const u16*)(GATED && OUT / 8 % 2 ? up : from));
+  if constexpr (OUT + LINES < WIDE) fetch_slot<E + 1>(to, slot, from, up);
 }
 
 // What a lane multiplies of a chunk.
@@ -136,31 +153,50 @@ struct Places {
   }
 };
 
+// Of an output of a row. sums: that of the first way; those of the others lie ROWS * WIDTH apart.
+__device__ __forceinline__ float sum_of_ways(const float* sums) {
+  float sum = 0.f, of_even = 0.f;
+#pragma unroll
+  for (int of = 0; of < PARTS; of++) {
+    float of_part = 0.f;
+#pragma unroll
+    for (int w = of * WAYS / PARTS; w < (of + 1) * WAYS / PARTS; w++) of_part += sums[w * ROWS * WIDTH];
+    if (of % 2 == 0 && PARTS > 1)
+      of_even = of_part;
+    else
+      sum += of_even + of_part;
+  }
+  return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
     const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
     const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
   const int side = warp / SHARERS, first_stage = warp % SHARERS * MINE;
-  const int first_out = min((int)blockIdx.x * OUTS, num_outs - OUTS);  // the last blocks may overlap
+  const int stored = num_outs / (1 + GATED);
+  const int first_out = min((int)blockIdx.x * STORED, stored - STORED);  // the last blocks may overlap
   allow_next_kernel();
 
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   const u32 ring = base + warp * SLOTS * SLOT_BYTES;
   fetch_places(base + SCALES_AT, scale + (u64)first_out * (STAGES * SCALE_BYTES), STAGES * SCALE_BYTES,
-               SCALE_PITCH);
+               SCALE_PITCH, stored);
   if (ZERO)
-    fetch_places(base + ZEROS_AT, zero + (u64)first_out * STAGES, STAGES * ZERO_BYTES, ZERO_PITCH);
+    fetch_places(base + ZEROS_AT, zero + (u64)first_out * STAGES, STAGES * ZERO_BYTES, ZERO_PITCH, stored);
   u32 to[LINE];
 #pragma unroll
   for (int e = 0; e < LINE; e++)
     to[e] = ring + lane / LANES * PITCH + turned(lane / LANES + e * LINES, lane % LANES) * 16;
-  const unsigned char* mine = codes + (u64)(first_out + side * WIDE + lane / LANES) * (COLUMNS / 2) +
-                              first_stage * 64 + lane % LANES * 16;
+  const unsigned char* mine = codes + (u64)(first_out + side * WIDE / (1 + GATED) + lane / LANES) *
+                                          (COLUMNS / 2) + first_stage * 64 + lane % LANES * 16;
+  const u64 to_up = GATED ? (u64)stored * (COLUMNS / 2) : 0;
 #pragma unroll
   for (int slot = 0; slot < SLOTS; slot++) {
     const int stage = slot * LINE;
-    if (stage < TURNS * MINE) fetch_slot(to, slot * SLOT_BYTES, mine + (stage / MINE * WAYS + stage % MINE) * 64);
+    const unsigned char* from = mine + (stage / MINE * WAYS + stage % MINE) * 64;
+    if (stage < TURNS * MINE) fetch_slot(to, slot * SLOT_BYTES, from, from + to_up);
     end_of_copies();
   }
   wait_for_last_kernel();
@@ -233,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
       if (j % LINE == LINE - 1) {
         __syncwarp();  // all lanes have read the slot
         const int next = j + 1 - LINE + SLOTS * LINE;  // of the warp's stages from this turn on
-        if (turn + next / MINE < TURNS)
-          fetch_slot(to, slot, mine + ((turn + next / MINE) * WAYS + next % MINE) * 64);
+        const unsigned char* from = mine + ((turn + next / MINE) * WAYS + next % MINE) * 64;
+        if (turn + next / MINE < TURNS) fetch_slot(to, slot, from, from + to_up);
         end_of_copies();
         slot = slot + SLOT_BYTES == SLOTS * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
       }
@@ -256,21 +292,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
       }
     }
   __syncthreads();
-  for (int cell = threadIdx.x; cell < num_rows * OUTS; cell += THREADS) {
-    const int r = cell / OUTS, c = cell % OUTS, o = first_out + c;
-    float sum = 0.f, of_even = 0.f;
-#pragma unroll
-    for (int of = 0; of < PARTS; of++) {
-      float of_part = 0.f;
-#pragma unroll
-      for (int w = of * WAYS / PARTS; w < (of + 1) * WAYS / PARTS; w++)
-        of_part += sums_of_ways[(w * ROWS + r) * WIDTH + c];
-      if (of % 2 == 0 && PARTS > 1)
-        of_even = of_part;
-      else
-        sum += of_even + of_part;
-    }
+  for (int cell = threadIdx.x; cell < num_rows * STORED; cell += THREADS) {
+    const int r = cell / STORED, c = cell % STORED, o = first_out + c;
+    const float* of_row = sums_of_ways + r * WIDTH + (GATED ? c / 8 * 16 + c % 8 : c);
+    float sum = sum_of_ways(of_row);
     if (BIAS) sum += widen(bias[o]);
-    out[(u64)r * num_outs + o] = (u16)(pack(sum, 0.f) & 0xffff);
+#if GATED
+    float up = sum_of_ways(of_row + 8);
+    if (BIAS) up += widen(bias[stored + o]);
+    out[(u64)r * stored + o] = (u16)(gated_pair(sum, 0.f, up, 0.f) & 0xffff);
+#else
+    out[(u64)r * stored + o] = (u16)(pack(sum, 0.f) & 0xffff);
+#endif
   }
 }

@@ -165,8 +165,9 @@ class TurnTile:
     kernel: ClassVar[str] = "int4_turns"
 
     def __str__(self) -> str:
-        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine {self.slots} slots"
-        return f"turns {tile} {self.line} line{' held' * self.held} {self.at_once} at once"
+        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
+        ring = f"{self.slots} slots {self.line} line"
+        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once"
 
     @property
     def defines(self) -> dict[str, int]:
@@ -193,7 +194,7 @@ class TurnTile:
         return -(-num_outs // self.outs), 1, 1
 
     def shared_bytes(self, weight: IntWeight, eights: int) -> int:
-        """A ring of codes, over which sums are written if they are many, scales and zeros, and x."""
+        """A ring of codes, over which many sums are written, few sums, scales and zeros, and x."""
         columns = weight.shape[1]
         ring = 1024 * self.sixteens * self.line * self.slots * self.warps
         sums = 4 * self.ways * self.rows * (self.outs + 4)
