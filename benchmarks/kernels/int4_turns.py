@@ -19,7 +19,8 @@ from torch import Tensor
 
 from benchmarks.kernels.int4_rows import captured, in_turns, tiled
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, four_bits
-from specengine.kernels.linear.int4_tiles import FewTile, Tile, TurnTile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import FewTile, Tile, parts_of, ways_of
+from specengine.kernels.linear.int4_turn_tiles import TurnTile
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -87,11 +88,11 @@ SHAPES_OF_BLOCKS: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
 FEW = [(1, 4, False), (1, 4, True), (2, 4, True)]
 
 
-def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile]:
+def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile]:
     """Those that fit, with as many slots as do."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
     most = next(n for n in (1, 2, 4, 8) if n >= rows)
-    found: list[Tile] = [FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW]
+    found: list[Tile | TurnTile] = [FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW]
     for sixteens, side, mine, line, held, at_once, most_slots in SHAPES_OF_BLOCKS[shape]:
         needed = SHAPES[shape][1] // 128 // ways * mine // line
         for slots in range(min(needed, most_slots), 0, -1):
@@ -109,7 +110,7 @@ def few(shape: str) -> FewTile:
     return FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape]))
 
 
-def check(x: Tensor, weight: IntWeight, tile: Tile, expected: Tensor) -> bool:
+def check(x: Tensor, weight: IntWeight, tile: Tile | TurnTile, expected: Tensor) -> bool:
     """Whether the bits are those of the kernel of before; says so if they are not."""
     out = tiled(x, weight, tile)
     torch.cuda.synchronize()

@@ -144,67 +144,7 @@ class WideTile:
         return max(ring + 256 + 4 * (sums * rows * self.outs + scales), 4 * rows * (self.outs + 4))
 
 
-@dataclass(frozen=True)
-class TurnTile:
-    """Shape of a block of the kernel for up to 8 rows and groups of 128 (int4_turns.cu): rows at
-    most (1, 2, 4 or 8), ways and parts (the warps of the kernel for few rows, and its parts),
-    outputs of a warp (in sixteens), tiles of them beside each other, neighbouring ways that a warp
-    takes, slots of a warp whose codes are on their way and stages of a slot, whether x stands in
-    shared memory, and blocks of a multiprocessor."""
-
-    rows: int
-    ways: int
-    parts: int
-    sixteens: int
-    side: int
-    mine: int
-    slots: int
-    line: int = 1
-    held: bool = True
-    at_once: int = 1
-    kernel: ClassVar[str] = "int4_turns"
-
-    def __str__(self) -> str:
-        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
-        ring = f"{self.slots} slots {self.line} line"
-        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once"
-
-    @property
-    def defines(self) -> dict[str, int]:
-        names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
-        more = {"LINE": self.line, "HELD": int(self.held), "AT_ONCE": self.at_once}
-        return names | more | {"SIDE": self.side}
-
-    @property
-    def outs(self) -> int:
-        return 16 * self.sixteens * self.side
-
-    @property
-    def warps(self) -> int:
-        return self.ways // self.mine * self.side
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    def eights_of(self, num_rows: int) -> int:
-        return 1
-
-    def grid(self, num_outs: int, num_rows: int) -> tuple[int, int, int]:
-        return -(-num_outs // self.outs), 1, 1
-
-    def shared_bytes(self, weight: IntWeight, eights: int) -> int:
-        """A ring of codes, over which many sums are written, few sums, scales and zeros, and x."""
-        columns = weight.shape[1]
-        ring = 1024 * self.sixteens * self.line * self.slots * self.warps
-        sums = 4 * self.ways * self.rows * (self.outs + 4)
-        sizes = [weight.scale.element_size(), *([] if weight.zero is None else [1])]
-        places = sum((columns // STAGE * size // 16 | 1) * 16 * self.outs for size in sizes)
-        used = ring + sums if sums <= 8192 else max(ring, sums)
-        return used + places + 2 * self.held * self.rows * columns
-
-
-Tile = FewTile | WideTile | TurnTile
+Tile = FewTile | WideTile
 
 
 def ways_of(num_outs: int, columns: int) -> int:

@@ -19,13 +19,13 @@ from specengine.kernels.linear.int4_tiles import (
     FEW_ROWS,
     STAGE,
     Tile,
-    TurnTile,
     few_rows,
     few_tile,
     most_rows,
     ways_of,
     wide_tile,
 )
+from specengine.kernels.linear.int4_turn_tiles import TurnTile, turn_tile
 from specengine.kernels.linear.quantised import INT4_CHUNK, IntWeight
 
 _SOURCES = Path(__file__).parents[1] / "cuda"
@@ -76,7 +76,9 @@ def is_faster(x: Tensor, weight: IntWeight) -> bool:
     return len(x) <= FEW_ROWS or takes_wide(x, weight)
 
 
-def tile_for(x: Tensor, weight: IntWeight) -> Tile:
+def tile_for(x: Tensor, weight: IntWeight) -> Tile | TurnTile:
+    if (tile := turn_tile(weight, len(x))) is not None:
+        return tile
     if not takes_wide(x, weight):  # a block for 16 rows, whose scales fit (`takes`)
         return few_tile(*weight.shape, min(len(x), FEW_ROWS))
     if len(x) <= few_rows(*weight.shape):
@@ -85,7 +87,7 @@ def tile_for(x: Tensor, weight: IntWeight) -> Tile:
 
 
 def int_linear(
-    x: Tensor, weight: IntWeight, bias: Tensor | None, tile: Tile | None = None
+    x: Tensor, weight: IntWeight, bias: Tensor | None, tile: Tile | TurnTile | None = None
 ) -> Tensor:
     num_rows, columns = x.shape
     num_outs = weight.shape[0]

@@ -1,0 +1,143 @@
+"""Shapes of the blocks of the kernel for up to 8 rows with a weight of 4 bits and groups of 128.
+
+Chosen by benchmarks/kernels/int4_turns.py on an H200, at layers of an 8B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from specengine.kernels.dispatch import MOST_SHARED
+from specengine.kernels.linear.int4_tiles import STAGE, parts_of, ways_of
+from specengine.kernels.linear.quantised import IntWeight
+
+MOST_ROWS = 8
+UNIT = 2048  # columns, of which a depth is a multiple: scales and zeros of a row are whole 16 bytes
+GROUP = 128
+
+_PROCESSORS = 132  # of an H100 or H200
+_MOST_SIXTEENS = 14  # of a block
+_MOST_WARPS = 24  # of a block
+
+
+@dataclass(frozen=True)
+class TurnTile:
+    """Shape of a block of the kernel for up to 8 rows and groups of 128 (int4_turns.cu): rows at
+    most (1, 2, 4 or 8), ways and parts (the warps of the kernel for few rows, and its parts),
+    outputs of a warp (in sixteens), tiles of them beside each other, neighbouring ways that a warp
+    takes, slots of a warp whose codes are on their way and stages of a slot, whether x stands in
+    shared memory, and blocks of a multiprocessor."""
+
+    rows: int
+    ways: int
+    parts: int
+    sixteens: int
+    side: int
+    mine: int
+    slots: int
+    line: int = 1
+    held: bool = True
+    at_once: int = 1
+    kernel: ClassVar[str] = "int4_turns"
+
+    def __str__(self) -> str:
+        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
+        ring = f"{self.slots} slots {self.line} line"
+        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once"
+
+    @property
+    def defines(self) -> dict[str, int]:
+        names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
+        more = {"LINE": self.line, "HELD": int(self.held), "AT_ONCE": self.at_once}
+        return names | more | {"SIDE": self.side}
+
+    @property
+    def outs(self) -> int:
+        return 16 * self.sixteens * self.side
+
+    @property
+    def warps(self) -> int:
+        return self.ways // self.mine * self.side
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def eights_of(self, num_rows: int) -> int:
+        return 1
+
+    def grid(self, num_outs: int, num_rows: int) -> tuple[int, int, int]:
+        return -(-num_outs // self.outs), 1, 1
+
+    def shared_bytes(self, weight: IntWeight, eights: int) -> int:
+        has_zero = weight.zero is not None
+        return self.shared_by(weight.shape[1], weight.scale.element_size(), has_zero)
+
+    def shared_by(self, columns: int, scale_bytes: int, has_zero: bool) -> int:
+        """A ring of codes, over which many sums are written, few sums, scales and zeros, and x."""
+        ring = 1024 * self.sixteens * self.line * self.slots * self.warps
+        sums = 4 * self.ways * self.rows * (self.outs + 4)
+        sizes = [scale_bytes, *([1] if has_zero else [])]
+        places = sum((columns // STAGE * size // 16 | 1) * 16 * self.outs for size in sizes)
+        used = ring + sums if sums <= 8192 else max(ring, sums)
+        return used + places + 2 * self.held * self.rows * columns
+
+
+def turn_tile(weight: IntWeight, num_rows: int) -> TurnTile | None:
+    """None where the kernel does not compute the product."""
+    num_outs, columns = weight.shape
+    zero_type = None if weight.zero is None else weight.zero.element_size()
+    if (
+        num_rows > MOST_ROWS
+        or weight.group != GROUP
+        or num_outs % 16
+        or columns % UNIT
+        or zero_type not in (None, 1)
+    ):
+        return None
+    rows = next(n for n in (1, 2, 4, 8) if n >= num_rows)
+    return _tile(num_outs, columns, rows, weight.scale.element_size(), zero_type is not None)
+
+
+@cache
+def _tile(
+    num_outs: int, columns: int, rows: int, scale_bytes: int, has_zero: bool
+) -> TurnTile | None:
+    """One block a multiprocessor, of as many outputs as leave the fewest to the busiest of them;
+    of equals the largest."""
+    sixteens = num_outs // 16
+    found = []
+    for of_block in range(1, min(sixteens, _MOST_SIXTEENS) + 1):
+        turns = -(-(-(-sixteens // of_block)) // _PROCESSORS)
+        shape = (2, of_block // 2) if of_block % 2 == 0 else (1, of_block)
+        tile = _with_ring(num_outs, columns, rows, *shape, scale_bytes, has_zero)
+        if tile is not None:
+            found.append((turns * of_block, -of_block, tile))
+    return min(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _with_ring(
+    num_outs: int,
+    columns: int,
+    rows: int,
+    wide: int,
+    side: int,
+    scale_bytes: int,
+    has_zero: bool,
+) -> TurnTile | None:
+    """With as many slots as fit. None: none does."""
+    ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
+    mine = next((n for n in (1, 2, 4, 8) if ways // n * side <= _MOST_WARPS), None)
+    if mine is None:
+        return None
+    for held in (True, False):
+        needed = columns // STAGE // ways * mine
+        for slots in range(needed, 0, -1):
+            tile = TurnTile(rows, ways, parts, wide, side, mine, slots, held=held)
+            if tile.shared_by(columns, scale_bytes, has_zero) <= MOST_SHARED:
+                if slots >= min(needed, 2) or not held:
+                    return tile
+                break
+    return None
