@@ -19,9 +19,16 @@ from torch import Tensor
 
 from benchmarks.kernels.int4_rows import captured, in_turns, tiled
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, four_bits
-from specengine.kernels.linear.int4_tiles import FewTile, Tile, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import (
+    FewTile,
+    Tile,
+    few_rows,
+    few_tile,
+    parts_of,
+    ways_of,
+    wide_tile,
+)
 from specengine.kernels.linear.int4_turn_tiles import TurnTile
-from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 
@@ -92,7 +99,9 @@ def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile]:
     """Those that fit, with as many slots as do."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
     most = next(n for n in (1, 2, 4, 8) if n >= rows)
-    found: list[Tile | TurnTile] = [FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW]
+    found: list[Tile | TurnTile] = [
+        FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW
+    ]
     for sixteens, side, mine, line, held, at_once, most_slots in SHAPES_OF_BLOCKS[shape]:
         needed = SHAPES[shape][1] // 128 // ways * mine // line
         for slots in range(min(needed, most_slots), 0, -1):
@@ -110,6 +119,13 @@ def few(shape: str) -> FewTile:
     return FewTile(2, ways_of(*SHAPES[shape]), 2, parts=parts_of(*SHAPES[shape]))
 
 
+def before(weight: IntWeight, rows: int) -> Tile:
+    """What was chosen before."""
+    if rows <= few_rows(*weight.shape):
+        return few_tile(*weight.shape, rows)
+    return wide_tile(weight, rows)
+
+
 def check(x: Tensor, weight: IntWeight, tile: Tile | TurnTile, expected: Tensor) -> bool:
     """Whether the bits are those of the kernel of before; says so if they are not."""
     out = tiled(x, weight, tile)
@@ -124,7 +140,7 @@ def time_rows(shape: str, held: list[IntWeight], rows: int, only: str) -> list[d
     x = draw(rows, SHAPES[shape][1])
     tiles = [tile for tile in tiles_of(shape, held[0], rows) if only in str(tile)]
     expected = tiled(x, held[0], few(shape))
-    graphs = {"chosen": captured(partial(int_linear, x), held)}
+    graphs = {"before": captured(partial(tiled, x, tile=before(held[0], rows)), held)}
     shown = {str(tile): tile for tile in tiles}
     for name, tile in shown.items():
         try:
@@ -160,7 +176,7 @@ def main() -> None:
         for shape, held in weights.items():
             for rows in args.rows:
                 x = draw(rows, SHAPES[shape][1])
-                int_linear(x, held[0])
+                tiled(x, held[0], before(held[0], rows))
                 tiled(x, held[0], few(shape))
                 for tile in tiles_of(shape, held[0], rows):
                     if args.only in str(tile):
@@ -176,10 +192,10 @@ def main() -> None:
         for shape in weights:
             mine = [one for one in figures if (one["shape"], one["rows"]) == (shape, rows)]
             best = min(mine, key=lambda one: one["us"])
-            chosen = next(one for one in mine if one["form"] == "chosen")
-            sums[0] += chosen["us"]
+            old = next(one for one in mine if one["form"] == "before")
+            sums[0] += old["us"]
             sums[1] += best["us"]
-            told = f"{chosen['us']:6.2f} -> {best['us']:6.2f}  {best['form']}"
+            told = f"{old['us']:6.2f} -> {best['us']:6.2f}  {best['form']}"
             print(f"{rows} rows {shape:>8}: {told}")
         print(f"{rows} rows, all: {sums[0]:.2f} -> {sums[1]:.2f} us")
     if args.json is not None:
