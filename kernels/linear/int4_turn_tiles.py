@@ -110,7 +110,8 @@ def _tile(
     sixteens = num_outs // 16
     found = []
     for of_block in range(1, min(sixteens, _MOST_SIXTEENS) + 1):
-        turns = -(-(-(-sixteens // of_block)) // _PROCESSORS)
+        blocks = -(-sixteens // of_block)
+        turns = -(-blocks // _PROCESSORS)
         shape = (2, of_block // 2) if of_block % 2 == 0 else (1, of_block)
         tile = _with_ring(num_outs, columns, rows, *shape, scale_bytes, has_zero)
         if tile is not None:
