@@ -37,7 +37,8 @@
 #define LINES (8 / LINE)        // rows that a warp copies at once,
 #define LANES (4 * LINE)        // and lanes of a row
 #define WIDTH (OUTS + 4)        // of a row of partial sums: so that a warp's stores spare banks
-#define HELD_AT_ONCE (ROWS * COLUMNS / 8 >= 4 * THREADS ? 4 : 1)  // loads of x of a thread
+#define HELD_BY_ONE ((ROWS * COLUMNS / 8 + THREADS - 1) / THREADS)  // pieces of x, of a thread,
+#define HELD_AT_ONCE (HELD_BY_ONE < 10 ? HELD_BY_ONE : 10)          // and those it loads together
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 #define SUM_BYTES (4 * WAYS * ROWS * WIDTH)  // few have a place of their own, others that of the ring
 #define RING_BYTES (SUM_BYTES <= 8192 ? SLOT_BYTES * SLOTS * WARPS : LARGER(SLOT_BYTES * SLOTS * WARPS, SUM_BYTES))
