@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.kernels.int4_rows import captured, in_turns, tiled
 from benchmarks.kernels.quantised import SHAPES, copies_of, draw, four_bits
+from specengine.kernels.linear.activation import act_and_mul
 from specengine.kernels.linear.int4_tiles import (
     FewTile,
     Tile,
@@ -29,6 +30,7 @@ from specengine.kernels.linear.int4_tiles import (
     wide_tile,
 )
 from specengine.kernels.linear.int4_turn_tiles import TurnTile
+from specengine.kernels.linear.norm import rms_norm
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 
@@ -159,11 +161,60 @@ def time_rows(shape: str, held: list[IntWeight], rows: int, only: str) -> list[d
     return found
 
 
+Layer = dict[str, IntWeight]
+
+
+def run_layers(
+    layers: list[Layer], x: Tensor, norm: Tensor, tiles: dict[str, Tile | TurnTile]
+) -> Tensor:
+    """Products of layers behind each other, with the norms and the activation, and a norm in place
+    of attention."""
+    stream = x
+    for layer in layers:
+        qkv = tiled(rms_norm(stream, norm, 1e-6), layer["qkv"], tiles["qkv"])
+        heads = rms_norm(qkv[:, : x.shape[1]], norm, 1e-6)
+        added = tiled(heads, layer["o"], tiles["o"])
+        normed = rms_norm(added, norm, 1e-6)
+        gated = act_and_mul(tiled(normed, layer["gate_up"], tiles["gate_up"]), "silu")
+        stream = tiled(gated, layer["down"], tiles["down"])
+    return stream
+
+
+def time_layers(figures: list[dict[str, Any]], rows: int, num_layers: int) -> None:
+    """The best of each shape together, and in place of each one every other."""
+    layers: list[Layer] = []
+    for _ in range(num_layers):
+        made = {
+            name: four_bits(draw(*size, size[1] ** -0.5), True) for name, size in SHAPES.items()
+        }
+        layers.append(made)
+    x, norm = draw(rows, 4096), torch.ones(4096, dtype=torch.bfloat16, device="cuda")
+    shown, best = {}, {}
+    for shape in SHAPES:
+        tiles = {str(tile): tile for tile in tiles_of(shape, layers[0][shape], rows)}
+        mine = [one for one in figures if (one["shape"], one["rows"]) == (shape, rows)]
+        mine.sort(key=lambda one: one["us"])
+        shown[shape] = [tiles[one["form"]] for one in mine if one["form"] in tiles]
+        best[shape] = shown[shape][0]
+    combined = {"before": {name: before(layers[0][name], rows) for name in SHAPES}, "best": best}
+    for shape, tiles in shown.items():
+        for tile in tiles[1:6]:
+            combined[f"{shape}: {tile}"] = best | {shape: tile}
+    graphs = {}
+    for name, tiles in combined.items():
+        call = partial(run_layers, layers, norm=norm, tiles=tiles)
+        graphs[name] = captured(call, [x])
+    print(f"\na layer in a chain of {num_layers}, {rows} rows")
+    for name, all_ in sorted(in_turns(graphs, num_layers).items(), key=lambda one: min(one[1])):
+        print(f"{statistics.median(all_):7.2f} us  {name}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--only", default="", help="tiles whose name has this")
+    parser.add_argument("--layers", type=int, default=8, help="of a chain")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -198,6 +249,10 @@ def main() -> None:
             told = f"{old['us']:6.2f} -> {best['us']:6.2f}  {best['form']}"
             print(f"{rows} rows {shape:>8}: {told}")
         print(f"{rows} rows, all: {sums[0]:.2f} -> {sums[1]:.2f} us")
+    if len(weights) == len(SHAPES):
+        weights.clear()
+        for rows in args.rows:
+            time_layers(figures, rows, args.layers)
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=1))
 
