@@ -29,7 +29,7 @@ from specengine.kernels.linear.int4_tiles import (
     ways_of,
     wide_tile,
 )
-from specengine.kernels.linear.int4_turn_tiles import TurnTile
+from specengine.kernels.linear.int4_turn_tiles import TeamTile, TurnTile
 from specengine.kernels.linear.norm import rms_norm
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -39,69 +39,95 @@ MOST = 227 * 1024
 # x is held, blocks of a multiprocessor, slots at most.
 SHAPES_OF_BLOCKS: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
     "gate_up": [
-        (2, 7, 2, 1, True, 1, 8),
-        (2, 7, 2, 2, True, 1, 8),
         (2, 7, 4, 1, True, 1, 16),
+        (2, 7, 2, 2, True, 1, 8),
         (2, 7, 4, 2, True, 1, 16),
         (2, 7, 4, 4, True, 1, 16),
-        (1, 14, 4, 1, True, 1, 8),
-        (1, 14, 4, 2, True, 1, 8),
-        (1, 7, 4, 1, True, 2, 8),
+        (1, 14, 4, 4, True, 1, 8),
         (1, 7, 4, 2, True, 2, 8),
-        (1, 7, 8, 2, True, 2, 8),
-        (1, 14, 8, 1, True, 1, 16),
+        (1, 7, 8, 4, True, 2, 8),
         (1, 14, 8, 4, True, 1, 16),
+        (1, 14, 8, 8, True, 1, 16),
     ],
     "qkv": [
         (1, 3, 1, 1, True, 1, 4),
-        (1, 3, 1, 1, False, 1, 4),
-        (1, 3, 2, 1, True, 1, 8),
         (1, 3, 2, 2, True, 1, 4),
+        (1, 3, 4, 4, True, 1, 4),
         (3, 1, 1, 1, False, 1, 4),
-        (3, 1, 1, 1, True, 1, 4),
-        (1, 1, 1, 1, False, 3, 4),
-        (1, 1, 1, 1, True, 3, 4),
-        (1, 1, 2, 1, True, 3, 8),
+        (3, 1, 2, 2, True, 1, 4),
+        (1, 1, 2, 2, True, 3, 8),
     ],
     "o": [
-        (2, 1, 1, 1, False, 1, 2),
         (2, 1, 1, 1, True, 1, 2),
-        (1, 2, 2, 1, True, 1, 4),
         (1, 2, 2, 2, True, 1, 2),
-        (1, 2, 2, 1, False, 1, 4),
-        (1, 2, 1, 1, True, 1, 2),
-        (1, 2, 1, 1, False, 1, 2),
-        (1, 1, 2, 1, True, 2, 4),
-        (1, 1, 1, 1, False, 2, 2),
-        (1, 1, 1, 1, True, 2, 2),
+        (1, 2, 4, 4, True, 1, 2),
+        (2, 1, 2, 2, True, 1, 2),
+        (2, 1, 4, 4, True, 1, 2),
+        (1, 1, 2, 2, True, 2, 4),
     ],
     "down": [
-        (2, 1, 1, 1, False, 1, 4),
         (2, 1, 1, 1, False, 1, 7),
-        (2, 1, 2, 1, False, 1, 8),
-        (1, 2, 1, 1, False, 1, 4),
-        (1, 2, 1, 1, False, 1, 7),
-        (1, 2, 2, 1, False, 1, 8),
+        (2, 1, 2, 2, False, 1, 8),
+        (2, 1, 2, 2, True, 1, 8),
         (1, 2, 2, 2, False, 1, 6),
-        (1, 1, 1, 1, False, 2, 7),
-        (1, 1, 2, 1, False, 2, 8),
+        (1, 2, 2, 2, True, 1, 6),
+        (1, 2, 4, 4, True, 1, 6),
+        (2, 1, 4, 4, True, 1, 6),
         (1, 1, 2, 2, False, 2, 6),
-        (2, 1, 1, 1, True, 1, 7),
-        (1, 2, 1, 1, True, 1, 7),
-        (1, 2, 2, 1, True, 1, 12),
-        (1, 1, 1, 1, True, 2, 7),
-        (1, 1, 2, 1, True, 2, 12),
+        (1, 1, 4, 4, True, 2, 6),
+    ],
+}
+# Outputs of a tile in sixteens, teams, ways of a warp, turns of a slot, where x stands, blocks.
+TEAMS: dict[str, list[tuple[int, int, int, int, int, int]]] = {
+    "gate_up": [
+        (1, 2, 1, 1, 2, 132),
+        (1, 2, 1, 2, 2, 132),
+        (1, 2, 1, 4, 2, 132),
+        (1, 2, 1, 2, 1, 132),
+        (1, 3, 1, 2, 1, 132),
+        (1, 4, 2, 2, 1, 132),
+        (1, 4, 2, 1, 1, 132),
+        (2, 2, 1, 1, 1, 132),
+        (2, 4, 2, 1, 1, 132),
+        (1, 7, 2, 1, 1, 128),
+    ],
+    "qkv": [
+        (1, 3, 1, 4, 1, 128),
+        (1, 3, 1, 2, 1, 128),
+        (1, 3, 1, 1, 1, 128),
+        (1, 1, 1, 4, 2, 128),
+        (1, 1, 1, 2, 2, 128),
+        (1, 2, 1, 4, 2, 132),
+        (1, 3, 2, 4, 1, 128),
+    ],
+    "o": [
+        (1, 2, 2, 2, 1, 128),
+        (1, 2, 2, 1, 1, 128),
+        (1, 2, 2, 2, 0, 128),
+        (2, 1, 1, 2, 0, 128),
+        (2, 1, 1, 1, 0, 128),
+        (1, 1, 1, 2, 2, 128),
+        (1, 1, 1, 1, 2, 128),
+    ],
+    "down": [
+        (2, 1, 1, 1, 0, 128),
+        (1, 2, 2, 1, 0, 128),
+        (1, 1, 1, 1, 0, 128),
+        (1, 1, 1, 1, 1, 128),
+        (2, 1, 2, 1, 0, 128),
+        (2, 1, 1, 1, 1, 128),
+        (1, 2, 2, 1, 1, 128),
     ],
 }
 # Of the kernel of before.
-FEW = [(1, 4, False), (1, 4, True), (2, 4, True)]
+FEW = [(1, 4, True)]
 
 
-def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile]:
+def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile | TeamTile]:
     """Those that fit, with as many slots as do."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
     most = next(n for n in (1, 2, 4, 8) if n >= rows)
-    found: list[Tile | TurnTile] = [
+    found: list[Tile | TurnTile | TeamTile] = [
         FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW
     ]
     for sixteens, side, mine, line, held, at_once, most_slots in SHAPES_OF_BLOCKS[shape]:
@@ -112,6 +138,13 @@ def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile]:
             )
             if tile.shared_bytes(weight, 1) <= MOST // at_once - 1024 * (at_once > 1):
                 found.append(tile)
+                break
+    for sixteens, side, mine, span, held, blocks in TEAMS[shape]:
+        all_ = SHAPES[shape][1] // 128 // ways // span * (4 if shape == "gate_up" else 3)
+        for slots in range(min(all_, 16), 1, -1):
+            team = TeamTile(most, ways, parts, sixteens, side, mine, span, slots, held, blocks)
+            if team.shared_bytes(weight, 1) <= MOST // (1 + blocks // 256) - 1024:
+                found.append(team)
                 break
     return found
 
@@ -128,7 +161,7 @@ def before(weight: IntWeight, rows: int) -> Tile:
     return wide_tile(weight, rows)
 
 
-def check(x: Tensor, weight: IntWeight, tile: Tile | TurnTile, expected: Tensor) -> bool:
+def check(x: Tensor, weight: IntWeight, tile: Tile | TurnTile | TeamTile, expected: Tensor) -> bool:
     """Whether the bits are those of the kernel of before; says so if they are not."""
     out = tiled(x, weight, tile)
     torch.cuda.synchronize()
@@ -165,7 +198,7 @@ Layer = dict[str, IntWeight]
 
 
 def run_layers(
-    layers: list[Layer], x: Tensor, norm: Tensor, tiles: dict[str, Tile | TurnTile]
+    layers: list[Layer], x: Tensor, norm: Tensor, tiles: dict[str, Tile | TurnTile | TeamTile]
 ) -> Tensor:
     """Products of layers behind each other, with the norms and the activation, and a norm in place
     of attention."""

@@ -85,6 +85,65 @@ class TurnTile:
         return used + places + 2 * self.held * self.rows * columns
 
 
+@dataclass(frozen=True)
+class TeamTile:
+    """Shape of a block of int4_teams.cu: rows at most (1, 2, 4 or 8), ways and parts (as of
+    TurnTile), outputs of a tile (in sixteens), teams, neighbouring ways that a warp takes, turns of
+    a slot, slots of a team, where x stands (1: shared memory; 2: registers; 0: it is loaded a turn
+    ahead), and blocks at most."""
+
+    rows: int
+    ways: int
+    parts: int
+    sixteens: int
+    side: int
+    mine: int
+    span: int
+    slots: int
+    held: int
+    blocks: int = 132
+    kernel: ClassVar[str] = "int4_teams"
+
+    def __str__(self) -> str:
+        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
+        return f"teams {tile} {self.slots} slots {self.span} span {self.held} held {self.blocks}"
+
+    @property
+    def defines(self) -> dict[str, int]:
+        names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
+        return names | {"SPAN": self.span, "HELD": self.held, "SIDE": self.side}
+
+    @property
+    def warps(self) -> int:
+        """That multiply; one more copies."""
+        return self.ways // self.mine * self.side
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps + 32
+
+    def eights_of(self, num_rows: int) -> int:
+        return 1
+
+    def grid(self, num_outs: int, num_rows: int) -> tuple[int, int, int]:
+        tiles = -(-num_outs // (16 * self.sixteens))
+        return min(self.blocks, -(-tiles // self.side)), 1, 1
+
+    def shared_bytes(self, weight: IntWeight, eights: int) -> int:
+        has_zero = weight.zero is not None
+        return self.shared_by(weight.shape[1], weight.scale.element_size(), has_zero)
+
+    def shared_by(self, columns: int, scale_bytes: int, has_zero: bool) -> int:
+        """Rings of codes, scales and zeros, sums of two tiles of each team, x, and barriers."""
+        outs = 16 * self.sixteens
+        slot = outs * (
+            64 * self.span * self.ways + 16 + columns // STAGE * (scale_bytes + has_zero)
+        )
+        sums = 2 * 4 * self.ways * self.rows * (outs + 4)
+        x = 2 * self.rows * columns if self.held == 1 else 0
+        return self.side * (self.slots * (slot + 16) + sums) + x
+
+
 def turn_tile(weight: IntWeight, num_rows: int) -> TurnTile | None:
     """None where the kernel does not compute the product."""
     num_outs, columns = weight.shape
