@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,8 @@ def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile |
             )
             if tile.shared_bytes(weight, 1) <= MOST // at_once - 1024 * (at_once > 1):
                 found.append(tile)
+                if line <= 2:
+                    found += [replace(tile, hint=128), replace(tile, hint=256)]
                 break
     for sixteens, side, mine, span, held, blocks in TEAMS[shape]:
         all_ = SHAPES[shape][1] // 128 // ways // span * (4 if shape == "gate_up" else 3)

@@ -40,18 +40,19 @@ class TurnTile:
     line: int = 1
     held: bool = True
     at_once: int = 1
+    hint: int = 0
     kernel: ClassVar[str] = "int4_turns"
 
     def __str__(self) -> str:
         tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
         ring = f"{self.slots} slots {self.line} line"
-        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once"
+        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once {self.hint} hint"
 
     @property
     def defines(self) -> dict[str, int]:
         names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
         more = {"LINE": self.line, "HELD": int(self.held), "AT_ONCE": self.at_once}
-        return names | more | {"SIDE": self.side}
+        return names | more | {"SIDE": self.side, "HINT": self.hint}
 
     @property
     def outs(self) -> int:
