@@ -78,6 +78,7 @@ template <int E = 0>
 __device__ __forceinline__ void fetch_slot(const u32 (&to)[LINE], u32 slot, const unsigned char* from,
                                            const unsigned char* up) {
   constexpr int OUT = E * LINES, ROW = GATED ? OUT / 16 * 8 + OUT % 8 : OUT;
+  if (PROBE == 2) return;
   copy_async_behind<OUT * PITCH, ROW * (COLUMNS / 2)>(
       to[E % LINE] + slot, (const u16*)(GATED && OUT / 8 % 2 ? up : from));
   if constexpr (OUT + LINES < WIDE) fetch_slot<E + 1>(to, slot, from, up);
@@ -239,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
       }
       u32 b[CHUNKS][4];
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) {
+      for (int c = 0; c < (PROBE == 1 ? 0 : CHUNKS); c++) {
         if (HELD)
           load_held(b[c], x_place + ((turn * WAYS + j) * CHUNKS + c) * ROWS * 64);
         else
@@ -248,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
       if (!HELD)  // of the last turn again, where there is none
         load_stage(low[j], high[j], input + (min(turn + 1, TURNS - 1) * WAYS + j) * STAGE);
 #pragma unroll
-      for (int n = 0; n < NT; n++) {
+      for (int n = 0; n < (PROBE == 1 ? 0 : NT); n++) {
         u32 w[CHUNKS][2];
 #pragma unroll
         for (int c = 0; c < CHUNKS; c += 2) {

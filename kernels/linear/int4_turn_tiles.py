@@ -41,18 +41,23 @@ class TurnTile:
     held: bool = True
     at_once: int = 1
     hint: int = 0
+    probe: int = 0
     kernel: ClassVar[str] = "int4_turns"
 
     def __str__(self) -> str:
         tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
         ring = f"{self.slots} slots {self.line} line"
-        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once {self.hint} hint"
+        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once{self._tried}"
+
+    @property
+    def _tried(self) -> str:
+        return f" {self.hint} hint {self.probe} probe"
 
     @property
     def defines(self) -> dict[str, int]:
         names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
         more = {"LINE": self.line, "HELD": int(self.held), "AT_ONCE": self.at_once}
-        return names | more | {"SIDE": self.side, "HINT": self.hint}
+        return names | more | {"SIDE": self.side, "HINT": self.hint, "PROBE": self.probe}
 
     @property
     def outs(self) -> int:
@@ -103,16 +108,23 @@ class TeamTile:
     slots: int
     held: int
     blocks: int = 132
+    probe: int = 0
     kernel: ClassVar[str] = "int4_teams"
 
     def __str__(self) -> str:
         tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
-        return f"teams {tile} {self.slots} slots {self.span} span {self.held} held {self.blocks}"
+        ring = f"{self.slots} slots {self.span} span"
+        return f"teams {tile} {ring} {self.held} held {self.blocks} blocks {self.probe} probe"
 
     @property
     def defines(self) -> dict[str, int]:
         names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
-        return names | {"SPAN": self.span, "HELD": self.held, "SIDE": self.side}
+        return names | {
+            "SPAN": self.span,
+            "HELD": self.held,
+            "SIDE": self.side,
+            "PROBE": self.probe,
+        }
 
     @property
     def warps(self) -> int:
