@@ -44,7 +44,7 @@ from specengine.kernels.linear.int4_tiles import (
     parts_of,
     ways_of,
 )
-from specengine.kernels.linear.int4_turn_tiles import TeamTile, TurnTile
+from specengine.kernels.linear.int4_turn_tiles import TurnTile
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
@@ -76,7 +76,7 @@ def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
     return [tile for kind in kinds for tile in found[kind]]
 
 
-def tiled(x: Tensor, weight: IntWeight, tile: Tile | TurnTile | TeamTile) -> Tensor:
+def tiled(x: Tensor, weight: IntWeight, tile: Tile | TurnTile) -> Tensor:
     return int_linear_cuda.int_linear(x, weight, None, tile)
 
 

@@ -30,128 +30,62 @@ from specengine.kernels.linear.int4_tiles import (
     ways_of,
     wide_tile,
 )
-from specengine.kernels.linear.int4_turn_tiles import TeamTile, TurnTile
+from specengine.kernels.linear.int4_turn_tiles import TurnTile
 from specengine.kernels.linear.norm import rms_norm
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 
 MOST = 227 * 1024
 # Outputs of a warp in sixteens, tiles beside each other, ways of a warp, stages of a slot, whether
-# x is held, blocks of a multiprocessor, slots at most.
-SHAPES_OF_BLOCKS: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {
+# x stands in shared memory, and slots before the wait.
+BLOCKS: dict[str, list[tuple[int, int, int, int, bool, tuple[int, ...]]]] = {
     "gate_up": [
-        (2, 7, 4, 1, True, 1, 16),
-        (2, 7, 2, 2, True, 1, 8),
-        (2, 7, 4, 2, True, 1, 16),
-        (2, 7, 4, 4, True, 1, 16),
-        (1, 14, 4, 4, True, 1, 8),
-        (1, 7, 4, 2, True, 2, 8),
-        (1, 7, 8, 4, True, 2, 8),
-        (1, 14, 8, 4, True, 1, 16),
-        (1, 14, 8, 8, True, 1, 16),
+        (1, 14, 8, 4, True, (0, 1, 2, 3)),
+        (1, 14, 8, 2, True, (1, 2, 3, 5)),
+        (1, 14, 4, 2, True, (1, 2)),
+        (2, 7, 4, 2, True, (0, 1, 2, 3)),
+        (2, 7, 2, 2, True, (0, 1)),
+        (1, 14, 4, 4, True, (0, 1)),
     ],
     "qkv": [
-        (1, 3, 1, 1, True, 1, 4),
-        (1, 3, 2, 2, True, 1, 4),
-        (1, 3, 4, 4, True, 1, 4),
-        (3, 1, 1, 1, False, 1, 4),
-        (3, 1, 2, 2, True, 1, 4),
-        (1, 1, 2, 2, True, 3, 8),
+        (1, 3, 2, 2, True, (0, 1, 2, 3, 4)),
+        (1, 3, 1, 1, True, (1, 2, 4)),
+        (1, 3, 1, 1, False, (2, 4)),
+        (1, 3, 2, 2, False, (2, 4)),
     ],
     "o": [
-        (2, 1, 1, 1, True, 1, 2),
-        (1, 2, 2, 2, True, 1, 2),
-        (1, 2, 4, 4, True, 1, 2),
-        (2, 1, 2, 2, True, 1, 2),
-        (2, 1, 4, 4, True, 1, 2),
-        (1, 1, 2, 2, True, 2, 4),
+        (1, 2, 2, 2, True, (0, 1, 2)),
+        (2, 1, 1, 1, True, (1, 2)),
+        (1, 2, 2, 2, False, (1, 2)),
+        (2, 1, 2, 2, False, (1, 2)),
     ],
     "down": [
-        (2, 1, 1, 1, False, 1, 7),
-        (2, 1, 2, 2, False, 1, 8),
-        (2, 1, 2, 2, True, 1, 8),
-        (1, 2, 2, 2, False, 1, 6),
-        (1, 2, 2, 2, True, 1, 6),
-        (1, 2, 4, 4, True, 1, 6),
-        (2, 1, 4, 4, True, 1, 6),
-        (1, 1, 2, 2, False, 2, 6),
-        (1, 1, 4, 4, True, 2, 6),
-    ],
-}
-# Outputs of a tile in sixteens, teams, ways of a warp, turns of a slot, where x stands, blocks.
-TEAMS: dict[str, list[tuple[int, int, int, int, int, int]]] = {
-    "gate_up": [
-        (1, 2, 1, 1, 2, 132),
-        (1, 2, 1, 2, 2, 132),
-        (1, 2, 1, 4, 2, 132),
-        (1, 2, 1, 2, 1, 132),
-        (1, 3, 1, 2, 1, 132),
-        (1, 4, 2, 2, 1, 132),
-        (1, 4, 2, 1, 1, 132),
-        (2, 2, 1, 1, 1, 132),
-        (2, 4, 2, 1, 1, 132),
-        (1, 7, 2, 1, 1, 128),
-    ],
-    "qkv": [
-        (1, 3, 1, 4, 1, 128),
-        (1, 3, 1, 2, 1, 128),
-        (1, 3, 1, 1, 1, 128),
-        (1, 1, 1, 4, 2, 128),
-        (1, 1, 1, 2, 2, 128),
-        (1, 2, 1, 4, 2, 132),
-        (1, 3, 2, 4, 1, 128),
-    ],
-    "o": [
-        (1, 2, 2, 2, 1, 128),
-        (1, 2, 2, 1, 1, 128),
-        (1, 2, 2, 2, 0, 128),
-        (2, 1, 1, 2, 0, 128),
-        (2, 1, 1, 1, 0, 128),
-        (1, 1, 1, 2, 2, 128),
-        (1, 1, 1, 1, 2, 128),
-    ],
-    "down": [
-        (2, 1, 1, 1, 0, 128),
-        (1, 2, 2, 1, 0, 128),
-        (1, 1, 1, 1, 0, 128),
-        (1, 1, 1, 1, 1, 128),
-        (2, 1, 2, 1, 0, 128),
-        (2, 1, 1, 1, 1, 128),
-        (1, 2, 2, 1, 1, 128),
+        (1, 2, 2, 2, True, (1, 2, 3, 5)),
+        (2, 1, 2, 2, True, (1, 2, 3)),
+        (2, 1, 1, 1, True, (1, 2, 3)),
+        (2, 1, 1, 1, False, (1, 2, 3)),
+        (2, 1, 2, 2, False, (1, 2, 3)),
+        (1, 2, 2, 2, False, (1, 2)),
     ],
 }
 # Of the kernel of before.
 FEW = [(1, 4, True)]
 
 
-def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile | TeamTile]:
+def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile]:
     """Those that fit, with as many slots as do."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
     most = next(n for n in (1, 2, 4, 8) if n >= rows)
-    found: list[Tile | TurnTile | TeamTile] = [
+    found: list[Tile | TurnTile] = [
         FewTile(n, ways, slots, ahead, parts) for n, slots, ahead in FEW
     ]
-    for sixteens, side, mine, line, held, at_once, most_slots in SHAPES_OF_BLOCKS[shape]:
+    for sixteens, side, mine, line, held, all_early in BLOCKS[shape]:
         needed = SHAPES[shape][1] // 128 // ways * mine // line
-        for slots in range(min(needed, most_slots), 0, -1):
-            tile = TurnTile(
-                most, ways, parts, sixteens, side, mine, slots, line, held=held, at_once=at_once
-            )
-            if tile.shared_bytes(weight, 1) <= MOST // at_once - 1024 * (at_once > 1):
-                found.append(tile)
-                if line <= 2:
-                    found += [replace(tile, hint=128), replace(tile, hint=256)]
+        for slots in range(min(needed, 16), 0, -1):
+            tile = TurnTile(most, ways, parts, sixteens, side, mine, line, slots, 0, held)
+            if tile.shared_bytes(weight, 1) <= MOST:
+                found += [replace(tile, early=early) for early in all_early if early <= slots]
                 break
-    for sixteens, side, mine, span, held, blocks in TEAMS[shape]:
-        all_ = SHAPES[shape][1] // 128 // ways // span * (4 if shape == "gate_up" else 3)
-        for slots in range(min(all_, 16), 1, -1):
-            team = TeamTile(most, ways, parts, sixteens, side, mine, span, slots, held, blocks)
-            if team.shared_bytes(weight, 1) <= MOST // (1 + blocks // 256) - 1024:
-                found.append(team)
-                break
-    for kind in (TurnTile, TeamTile):  # copies alone, and products alone: what either takes
-        first = [tile for tile in found if isinstance(tile, kind)][:2]
-        found += [replace(tile, probe=probe) for tile in first for probe in (1, 2)]
     return found
 
 
@@ -167,7 +101,7 @@ def before(weight: IntWeight, rows: int) -> Tile:
     return wide_tile(weight, rows)
 
 
-def check(x: Tensor, weight: IntWeight, tile: Tile | TurnTile | TeamTile, expected: Tensor) -> bool:
+def check(x: Tensor, weight: IntWeight, tile: Tile | TurnTile, expected: Tensor) -> bool:
     """Whether the bits are those of the kernel of before; says so if they are not."""
     out = tiled(x, weight, tile)
     torch.cuda.synchronize()
@@ -185,7 +119,7 @@ def time_rows(shape: str, held: list[IntWeight], rows: int, only: str) -> list[d
     shown = {str(tile): tile for tile in tiles}
     for name, tile in shown.items():
         try:
-            if getattr(tile, "probe", 0) or check(x, held[0], tile, expected):
+            if check(x, held[0], tile, expected):
                 graphs[name] = captured(partial(tiled, x, tile=tile), held)
         except RuntimeError as error:
             print(f"FAILED: {name}, {rows} rows: {error}", flush=True)
@@ -204,7 +138,7 @@ Layer = dict[str, IntWeight]
 
 
 def run_layers(
-    layers: list[Layer], x: Tensor, norm: Tensor, tiles: dict[str, Tile | TurnTile | TeamTile]
+    layers: list[Layer], x: Tensor, norm: Tensor, tiles: dict[str, Tile | TurnTile]
 ) -> Tensor:
     """Products of layers behind each other, with the norms and the activation, and a norm in place
     of attention."""
@@ -233,15 +167,12 @@ def time_layers(figures: list[dict[str, Any]], rows: int, num_layers: int) -> No
         tiles = {str(tile): tile for tile in tiles_of(shape, layers[0][shape], rows)}
         mine = [one for one in figures if (one["shape"], one["rows"]) == (shape, rows)]
         mine.sort(key=lambda one: one["us"])
-        shown[shape] = [
-            tiles[one["form"]]
-            for one in mine
-            if one["form"] in tiles and not getattr(tiles[one["form"]], "probe", 0)
-        ]
+        tiles["before"] = before(layers[0][shape], rows)
+        shown[shape] = [tiles[one["form"]] for one in mine if one["form"] in tiles]
         best[shape] = shown[shape][0]
     combined = {"before": {name: before(layers[0][name], rows) for name in SHAPES}, "best": best}
     for shape, tiles in shown.items():
-        for tile in tiles[1:6]:
+        for tile in tiles[1:8]:
             combined[f"{shape}: {tile}"] = best | {shape: tile}
     graphs = {}
     for name, tiles in combined.items():
@@ -285,9 +216,7 @@ def main() -> None:
         sums = [0.0, 0.0]
         for shape in weights:
             mine = [one for one in figures if (one["shape"], one["rows"]) == (shape, rows)]
-            right = [one for one in mine if " 1 probe" not in one["form"]]
-            right = [one for one in right if " 2 probe" not in one["form"]]
-            best = min(right, key=lambda one: one["us"])
+            best = min(mine, key=lambda one: one["us"])
             old = next(one for one in mine if one["form"] == "before")
             sums[0] += old["us"]
             sums[1] += best["us"]

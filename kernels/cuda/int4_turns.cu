@@ -4,20 +4,23 @@
 // The number of outputs is a multiple of 16, and there are as many as a block has, or more; of columns it is a
 // multiple of 2048.
 //
-// Compile-time: those of int4.cuh (GROUP 128, ZERO 0 or 1), WARPS (WAYS / MINE SIDE), COLUMNS, ROWS (1, 2, 4 or 8: as many as there are,
-// or more), WAYS (in which the depth is shared, 16 at most), MINE (neighbouring ways of a warp: 1, 2, 4 or 8),
-// SIDE (tiles of 16 NT outputs that a block has beside each other), LINE (stages of a slot: MINE or a part of
-// it), SLOTS (of a warp whose codes are on their way), HELD (whether the block's x stands in shared memory, or
-// each warp loads what it multiplies), AT_ONCE (blocks of a multiprocessor), PARTS (of neighbouring ways, whose
-// sums are added first, then those of two neighbouring parts), BIAS. With GATED the number of outputs is a
-// multiple of 16 for gate and for up, and of 16 outputs of a block 8 are of gate and 8 the same of up.
+// Compile-time: those of int4.cuh (GROUP 128, ZERO 0 or 1), WARPS (WAYS / MINE SIDE), COLUMNS, ROWS (1, 2, 4 or
+// 8: as many as there are, or more), WAYS (in which the depth is shared, 16 at most), MINE (neighbouring ways of
+// a warp: 1, 2, 4 or 8), SIDE (tiles of 16 NT outputs that a block has beside each other), LINE (stages of a
+// slot: MINE or a part of it), SLOTS (of a warp whose codes are on their way), EARLY (slots whose codes are copied
+// while the kernel ahead may still run), HELD (1: the block's x stands in shared memory; 0: x comes through the
+// rings), PARTS (of neighbouring ways, whose sums are added first, then those of two neighbouring parts), BIAS.
+// With GATED the number of outputs is a multiple of 16 for gate and for up, and of 16 outputs of a block 8 are of
+// gate and 8 the same of up.
 //
 // A block computes 16 NT SIDE outputs; WAYS / MINE warps share the depth of 16 NT of them. In a turn a warp
 // takes a stage of 128 columns of each of its ways, which stand behind each other in memory. Codes go through
-// a ring in shared memory that each warp has for itself.
+// a ring in shared memory that each warp has for itself, LINE stages of a row at once: rows of 64 bytes came at
+// 3.2 TB/s with nothing multiplied, those of 128 at 4 TB/s.
 //
 // Codes, scales and zeros are fetched before the kernel ahead has ended (griddepcontrol); x is read after the
-// wait, and never through the read-only cache.
+// wait, and never through the read-only cache. A multiprocessor's requests come in turn: x is asked for ahead of
+// what the rings hold beyond EARLY slots, or it would come when all of them have.
 
 #include "int4.cuh"
 
@@ -34,11 +37,13 @@
 #define TURNS (STAGES / WAYS)
 #define PITCH (64 * LINE)  // bytes of a row of a slot
 #define SLOT_BYTES (PITCH * WIDE)
-#define LINES (8 / LINE)        // rows that a warp copies at once,
-#define LANES (4 * LINE)        // and lanes of a row
-#define WIDTH (OUTS + 4)        // of a row of partial sums: so that a warp's stores spare banks
+#define X_PITCH 288  // bytes of a row of a stage of x in a slot: so that lanes of four rows read different banks
+#define X_SLOT_BYTES (LINE * ROWS * X_PITCH)
+#define LINES (8 / LINE)  // rows that a warp copies at once,
+#define LANES (4 * LINE)  // and lanes of a row
+#define WIDTH (OUTS + 4)  // of a row of partial sums: so that a warp's stores spare banks
 #define HELD_BY_ONE ((ROWS * COLUMNS / 8 + THREADS - 1) / THREADS)  // pieces of x, of a thread,
-#define HELD_AT_ONCE (HELD_BY_ONE < 10 ? HELD_BY_ONE : 10)          // and those it loads together
+#define HELD_AT_ONCE (HELD_BY_ONE < 12 ? HELD_BY_ONE : 12)          // and those it loads together
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 #define SUM_BYTES (4 * WAYS * ROWS * WIDTH)  // few have a place of their own, others that of the ring
 #define RING_BYTES (SUM_BYTES <= 8192 ? SLOT_BYTES * SLOTS * WARPS : LARGER(SLOT_BYTES * SLOTS * WARPS, SUM_BYTES))
@@ -48,7 +53,8 @@
 #define SCALES_AT RING_BYTES
 #define ZEROS_AT (SCALES_AT + SCALE_PITCH * OUTS)
 #define X_AT (ZEROS_AT + ZERO_PITCH * OUTS * (ZERO > 0))
-#define SUMS_AT (SUM_BYTES <= 8192 ? X_AT + HELD * 2 * ROWS * COLUMNS : 0)
+#define X_BYTES (HELD ? 2 * ROWS * COLUMNS : X_SLOT_BYTES * SLOTS * WARPS)
+#define SUMS_AT (SUM_BYTES <= 8192 ? X_AT + X_BYTES : 0)
 
 constexpr int UNROLLED = TURNS * MINE * NT <= 8 ? TURNS : 1;  // turns: the code stays short
 
@@ -78,7 +84,6 @@ template <int E = 0>
 __device__ __forceinline__ void fetch_slot(const u32 (&to)[LINE], u32 slot, const unsigned char* from,
                                            const unsigned char* up) {
   constexpr int OUT = E * LINES, ROW = GATED ? OUT / 16 * 8 + OUT % 8 : OUT;
-  if (PROBE == 2) return;
   copy_async_behind<OUT * PITCH, ROW * (COLUMNS / 2)>(
       to[E % LINE] + slot, (const u16*)(GATED && OUT / 8 % 2 ? up : from));
   if constexpr (OUT + LINES < WIDE) fetch_slot<E + 1>(to, slot, from, up);
@@ -90,11 +95,11 @@ __device__ __forceinline__ void load_held(u32* b, u32 at) {
   b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
 }
 
-// x into shared memory as load_held reads it: [stages][chunks][ROWS][parts][16 bytes].
-__device__ __forceinline__ void hold_rows(u32 to, const u16* x, int num_rows, int stride_x) {
-  const int all = num_rows * (COLUMNS / 8);
-  for (int first = threadIdx.x; first < all; first += HELD_AT_ONCE * THREADS) {
-    uint2 low[HELD_AT_ONCE], high[HELD_AT_ONCE];
+// Pieces of x of a thread, from one on: 4 columns of a row and those 16 behind.
+struct Pieces {
+  uint2 low[HELD_AT_ONCE], high[HELD_AT_ONCE];
+
+  __device__ __forceinline__ void load(const u16* x, int first, int all, int stride_x) {
 #pragma unroll
     for (int i = 0; i < HELD_AT_ONCE; i++) {
       const int at = min(first + i * THREADS, all - 1);
@@ -102,6 +107,10 @@ __device__ __forceinline__ void hold_rows(u32 to, const u16* x, int num_rows, in
       low[i] = load_fresh_four(from);
       high[i] = load_fresh_four(from + 16);
     }
+  }
+
+  // As load_held reads them: [stages][chunks][ROWS][parts][16 bytes].
+  __device__ __forceinline__ void store(u32 to, int first, int all) {
 #pragma unroll
     for (int i = 0; i < HELD_AT_ONCE; i++) {
       const int at = min(first + i * THREADS, all - 1);
@@ -111,15 +120,28 @@ __device__ __forceinline__ void hold_rows(u32 to, const u16* x, int num_rows, in
       store_shared(to + ((chunk * ROWS + row) * 4 + part) * 16, make_uint4(b[0], b[1], b[2], b[3]));
     }
   }
+};
+
+// A slot of x, of LINE stages from `from` on. to: of this slot.
+__device__ __forceinline__ void fetch_rows(u32 to, const u16* from, int num_rows, int stride_x) {
+#pragma unroll
+  for (int first = 0; first < LINE * ROWS * 16; first += 32) {
+    const int at = first + (threadIdx.x & 31), row = at / 16 % ROWS, piece = at % 16;
+    if (row < num_rows && at < LINE * ROWS * 16)
+      copy_async(to + at / 16 * X_PITCH + piece * 16,
+                 from + (u64)row * stride_x + at / (16 * ROWS) * STAGE + piece * 8, 16);
+  }
 }
 
-// This lane's columns of a stage of x.
-__device__ __forceinline__ void load_stage(uint2 (&low)[CHUNKS], uint2 (&high)[CHUNKS], const u16* from) {
+// A stage of what fetch_rows has copied. at: this lane's row and part.
+__device__ __forceinline__ void load_copied(u32 (&b)[CHUNKS][4], const unsigned char* at) {
 #pragma unroll
-  for (int c = 0; c < CHUNKS; c++) {
-    low[c] = load_fresh_four(from + c * 32);
-    high[c] = load_fresh_four(from + c * 32 + 16);
-  }
+  for (int c = 0; c < CHUNKS; c++) pairs_of(b[c], *(const uint2*)(at + c * 64), *(const uint2*)(at + c * 64 + 32));
+}
+
+// Stages from a warp's first one to that of a slot.
+__device__ __forceinline__ constexpr int behind_of(int slot) {
+  return slot * LINE / MINE * WAYS + slot * LINE % MINE;
 }
 
 // Neighbouring bytes, 1 to 16 of them, at a multiple of their number.
@@ -171,7 +193,7 @@ __device__ __forceinline__ float sum_of_ways(const float* sums) {
   return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
     const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
     const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -195,19 +217,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
                                           (COLUMNS / 2) + first_stage * 64 + lane % LANES * 16;
   const u64 to_up = GATED ? (u64)stored * (COLUMNS / 2) : 0;
 #pragma unroll
+  for (int slot = 0; slot < EARLY; slot++)
+    fetch_slot(to, slot * SLOT_BYTES, mine + behind_of(slot) * 64, mine + behind_of(slot) * 64 + to_up);
+  wait_for_last_kernel();
+  const int pieces = num_rows * (COLUMNS / 8);
+  Pieces of_x;
+  if (HELD) of_x.load(x, threadIdx.x, pieces, stride_x);
+  x += first_stage * STAGE;
+  const u32 x_ring = base + X_AT + warp * SLOTS * X_SLOT_BYTES;
+#pragma unroll
   for (int slot = 0; slot < SLOTS; slot++) {
-    const int stage = slot * LINE;
-    const unsigned char* from = mine + (stage / MINE * WAYS + stage % MINE) * 64;
-    if (stage < TURNS * MINE) fetch_slot(to, slot * SLOT_BYTES, from, from + to_up);
+    if (slot >= EARLY && slot * LINE < TURNS * MINE)
+      fetch_slot(to, slot * SLOT_BYTES, mine + behind_of(slot) * 64, mine + behind_of(slot) * 64 + to_up);
+    if (!HELD && slot * LINE < TURNS * MINE)
+      fetch_rows(x_ring + slot * X_SLOT_BYTES, x + behind_of(slot) * STAGE, num_rows, stride_x);
     end_of_copies();
   }
-  wait_for_last_kernel();
-  if (HELD) hold_rows(base + X_AT, x, num_rows, stride_x);
-  const u16* input = x + (u64)min(row, num_rows - 1) * stride_x + first_stage * STAGE + part * 4;
-  uint2 low[MINE][CHUNKS], high[MINE][CHUNKS];
-  if (!HELD) {
-#pragma unroll
-    for (int j = 0; j < MINE; j++) load_stage(low[j], high[j], input + j * STAGE);
+  if (HELD) {
+    of_x.store(base + X_AT, threadIdx.x, pieces);
+    for (int first = threadIdx.x + HELD_AT_ONCE * THREADS; first < pieces; first += HELD_AT_ONCE * THREADS) {
+      of_x.load(x - first_stage * STAGE, first, pieces, stride_x);
+      of_x.store(base + X_AT, first, pieces);
+    }
   }
   wait_for_copies_but(SLOTS - 1);
   __syncthreads();  // all threads' scales, and x
@@ -215,6 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
   // Of a matrix of eight rows and 16 bytes a lane has the place of a row; of four: rows, those 8 behind,
   // and both of the chunk behind.
   const u32 place = ring + lane % 16 * PITCH + turned(lane % 8, lane / 16) * 16;
+  const unsigned char* copied =
+      shared + X_AT + warp * SLOTS * X_SLOT_BYTES + row % ROWS * X_PITCH + part * 8;
   const u32 x_place = base + X_AT + (first_stage * CHUNKS * ROWS + row % ROWS) * 64 + part * 16;
   const unsigned char* scales =
       shared + SCALES_AT + (side * WIDE + row) * SCALE_PITCH + first_stage * SCALE_BYTES;
@@ -239,17 +272,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
         __syncwarp();  // all lanes' copies
       }
       u32 b[CHUNKS][4];
+      if (HELD) {
 #pragma unroll
-      for (int c = 0; c < (PROBE == 1 ? 0 : CHUNKS); c++) {
-        if (HELD)
+        for (int c = 0; c < CHUNKS; c++)
           load_held(b[c], x_place + ((turn * WAYS + j) * CHUNKS + c) * ROWS * 64);
-        else
-          pairs_of(b[c], low[j][c], high[j][c]);
+      } else {
+        load_copied(b, copied + slot / SLOT_BYTES * X_SLOT_BYTES + j % LINE * ROWS * X_PITCH);
       }
-      if (!HELD)  // of the last turn again, where there is none
-        load_stage(low[j], high[j], input + (min(turn + 1, TURNS - 1) * WAYS + j) * STAGE);
 #pragma unroll
-      for (int n = 0; n < (PROBE == 1 ? 0 : NT); n++) {
+      for (int n = 0; n < NT; n++) {
         u32 w[CHUNKS][2];
 #pragma unroll
         for (int c = 0; c < CHUNKS; c += 2) {
@@ -271,8 +302,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) int4_turns(
       if (j % LINE == LINE - 1) {
         __syncwarp();  // all lanes have read the slot
         const int next = j + 1 - LINE + SLOTS * LINE;  // of the warp's stages from this turn on
-        const unsigned char* from = mine + ((turn + next / MINE) * WAYS + next % MINE) * 64;
-        if (turn + next / MINE < TURNS) fetch_slot(to, slot, from, from + to_up);
+        if (turn + next / MINE < TURNS) {
+          const int behind = (turn + next / MINE) * WAYS + next % MINE;
+          fetch_slot(to, slot, mine + behind * 64, mine + behind * 64 + to_up);
+          if (!HELD)
+            fetch_rows(x_ring + slot / SLOT_BYTES * X_SLOT_BYTES, x + behind * STAGE, num_rows, stride_x);
+        }
         end_of_copies();
         slot = slot + SLOT_BYTES == SLOTS * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
       }

@@ -347,16 +347,8 @@ __device__ __forceinline__ void copy_async(u32 to, const u16* from, int bytes) {
 // 16 bytes, so many bytes behind each place.
 template <int TO, int FROM>
 __device__ __forceinline__ void copy_async_behind(u32 to, const u16* from) {
-#if defined(HINT) && HINT == 128
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM)
-               : "memory");
-#elif defined(HINT) && HINT == 256
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM)
-               : "memory");
-#else
   asm volatile("cp.async.cg.shared.global [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM)
                : "memory");
-#endif
 }
 
 // Until what this thread has asked for has landed.

@@ -19,7 +19,7 @@ GROUP = 128
 
 _PROCESSORS = 132  # of an H100 or H200
 _MOST_SIXTEENS = 14  # of a block
-_MOST_WARPS = 24  # of a block
+_MOST_WARPS = 16  # of a block
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class TurnTile:
     """Shape of a block of the kernel for up to 8 rows and groups of 128 (int4_turns.cu): rows at
     most (1, 2, 4 or 8), ways and parts (the warps of the kernel for few rows, and its parts),
     outputs of a warp (in sixteens), tiles of them beside each other, neighbouring ways that a warp
-    takes, slots of a warp whose codes are on their way and stages of a slot, whether x stands in
-    shared memory, and blocks of a multiprocessor."""
+    takes, stages of a slot, slots of a warp whose codes are on their way and those that are copied
+    while the kernel ahead may run, and whether x stands in shared memory or comes through the
+    rings."""
 
     rows: int
     ways: int
@@ -36,28 +37,22 @@ class TurnTile:
     sixteens: int
     side: int
     mine: int
+    line: int
     slots: int
-    line: int = 1
+    early: int = 1
     held: bool = True
-    at_once: int = 1
-    hint: int = 0
-    probe: int = 0
     kernel: ClassVar[str] = "int4_turns"
 
     def __str__(self) -> str:
         tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
-        ring = f"{self.slots} slots {self.line} line"
-        return f"turns {tile} {ring}{' held' * self.held} {self.at_once} at once{self._tried}"
-
-    @property
-    def _tried(self) -> str:
-        return f" {self.hint} hint {self.probe} probe"
+        ring = f"{self.slots} slots of {self.line} {self.early} early"
+        return f"turns {tile} {ring}{' held' * self.held}"
 
     @property
     def defines(self) -> dict[str, int]:
         names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
-        more = {"LINE": self.line, "HELD": int(self.held), "AT_ONCE": self.at_once}
-        return names | more | {"SIDE": self.side, "HINT": self.hint, "PROBE": self.probe}
+        more = {"LINE": self.line, "EARLY": self.early, "HELD": int(self.held)}
+        return names | more | {"SIDE": self.side}
 
     @property
     def outs(self) -> int:
@@ -83,78 +78,13 @@ class TurnTile:
 
     def shared_by(self, columns: int, scale_bytes: int, has_zero: bool) -> int:
         """A ring of codes, over which many sums are written, few sums, scales and zeros, and x."""
-        ring = 1024 * self.sixteens * self.line * self.slots * self.warps
-        sums = 4 * self.ways * self.rows * (self.outs + 4)
+        slots = self.line * self.slots * self.warps  # of one stage
+        ring, sums = 1024 * self.sixteens * slots, 4 * self.ways * self.rows * (self.outs + 4)
         sizes = [scale_bytes, *([1] if has_zero else [])]
         places = sum((columns // STAGE * size // 16 | 1) * 16 * self.outs for size in sizes)
         used = ring + sums if sums <= 8192 else max(ring, sums)
-        return used + places + 2 * self.held * self.rows * columns
-
-
-@dataclass(frozen=True)
-class TeamTile:
-    """Shape of a block of int4_teams.cu: rows at most (1, 2, 4 or 8), ways and parts (as of
-    TurnTile), outputs of a tile (in sixteens), teams, neighbouring ways that a warp takes, turns of
-    a slot, slots of a team, where x stands (1: shared memory; 2: registers; 0: it is loaded a turn
-    ahead), and blocks at most."""
-
-    rows: int
-    ways: int
-    parts: int
-    sixteens: int
-    side: int
-    mine: int
-    span: int
-    slots: int
-    held: int
-    blocks: int = 132
-    probe: int = 0
-    kernel: ClassVar[str] = "int4_teams"
-
-    def __str__(self) -> str:
-        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
-        ring = f"{self.slots} slots {self.span} span"
-        return f"teams {tile} {ring} {self.held} held {self.blocks} blocks {self.probe} probe"
-
-    @property
-    def defines(self) -> dict[str, int]:
-        names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
-        return names | {
-            "SPAN": self.span,
-            "HELD": self.held,
-            "SIDE": self.side,
-            "PROBE": self.probe,
-        }
-
-    @property
-    def warps(self) -> int:
-        """That multiply; one more copies."""
-        return self.ways // self.mine * self.side
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps + 32
-
-    def eights_of(self, num_rows: int) -> int:
-        return 1
-
-    def grid(self, num_outs: int, num_rows: int) -> tuple[int, int, int]:
-        tiles = -(-num_outs // (16 * self.sixteens))
-        return min(self.blocks, -(-tiles // self.side)), 1, 1
-
-    def shared_bytes(self, weight: IntWeight, eights: int) -> int:
-        has_zero = weight.zero is not None
-        return self.shared_by(weight.shape[1], weight.scale.element_size(), has_zero)
-
-    def shared_by(self, columns: int, scale_bytes: int, has_zero: bool) -> int:
-        """Rings of codes, scales and zeros, sums of two tiles of each team, x, and barriers."""
-        outs = 16 * self.sixteens
-        slot = outs * (
-            64 * self.span * self.ways + 16 + columns // STAGE * (scale_bytes + has_zero)
-        )
-        sums = 2 * 4 * self.ways * self.rows * (outs + 4)
-        x = 2 * self.rows * columns if self.held == 1 else 0
-        return self.side * (self.slots * (slot + 16) + sums) + x
+        x = 2 * self.rows * columns if self.held else 288 * self.rows * slots
+        return used + places + x
 
 
 def turn_tile(weight: IntWeight, num_rows: int) -> TurnTile | None:
@@ -184,31 +114,25 @@ def _tile(
     for of_block in range(1, min(sixteens, _MOST_SIXTEENS) + 1):
         blocks = -(-sixteens // of_block)
         turns = -(-blocks // _PROCESSORS)
-        shape = (2, of_block // 2) if of_block % 2 == 0 else (1, of_block)
-        tile = _with_ring(num_outs, columns, rows, *shape, scale_bytes, has_zero)
+        tile = _with_ring(num_outs, columns, rows, of_block, scale_bytes, has_zero)
         if tile is not None:
             found.append((turns * of_block, -of_block, tile))
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def _with_ring(
-    num_outs: int,
-    columns: int,
-    rows: int,
-    wide: int,
-    side: int,
-    scale_bytes: int,
-    has_zero: bool,
+    num_outs: int, columns: int, rows: int, side: int, scale_bytes: int, has_zero: bool
 ) -> TurnTile | None:
     """With as many slots as fit. None: none does."""
     ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
-    mine = next((n for n in (1, 2, 4, 8) if ways // n * side <= _MOST_WARPS), None)
+    mine = next((n for n in (2, 4, 8) if ways // n * side <= _MOST_WARPS), None)
     if mine is None:
         return None
+    line = min(mine, 4)
+    needed = columns // STAGE // ways * mine // line
     for held in (True, False):
-        needed = columns // STAGE // ways * mine
         for slots in range(needed, 0, -1):
-            tile = TurnTile(rows, ways, parts, wide, side, mine, slots, held=held)
+            tile = TurnTile(rows, ways, parts, 1, side, mine, line, slots, held=held)
             if tile.shared_by(columns, scale_bytes, has_zero) <= MOST_SHARED:
                 if slots >= min(needed, 2) or not held:
                     return tile

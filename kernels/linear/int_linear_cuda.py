@@ -25,7 +25,7 @@ from specengine.kernels.linear.int4_tiles import (
     ways_of,
     wide_tile,
 )
-from specengine.kernels.linear.int4_turn_tiles import TeamTile, TurnTile, turn_tile
+from specengine.kernels.linear.int4_turn_tiles import TurnTile, turn_tile
 from specengine.kernels.linear.quantised import INT4_CHUNK, IntWeight
 
 _SOURCES = Path(__file__).parents[1] / "cuda"
@@ -76,7 +76,7 @@ def is_faster(x: Tensor, weight: IntWeight) -> bool:
     return len(x) <= FEW_ROWS or takes_wide(x, weight)
 
 
-def tile_for(x: Tensor, weight: IntWeight) -> Tile | TurnTile | TeamTile:
+def tile_for(x: Tensor, weight: IntWeight) -> Tile | TurnTile:
     if (tile := turn_tile(weight, len(x))) is not None:
         return tile
     if not takes_wide(x, weight):  # a block for 16 rows, whose scales fit (`takes`)
@@ -90,7 +90,7 @@ def int_linear(
     x: Tensor,
     weight: IntWeight,
     bias: Tensor | None,
-    tile: Tile | TurnTile | TeamTile | None = None,
+    tile: Tile | TurnTile | None = None,
 ) -> Tensor:
     num_rows, columns = x.shape
     num_outs = weight.shape[0]
@@ -112,7 +112,7 @@ def int_linear(
         "BIAS": int(bias is not None),
         **tile.defines,
     }
-    if isinstance(tile, (TurnTile, TeamTile)):
+    if isinstance(tile, TurnTile):
         defines["COLUMNS"] = columns
     source, device = _SOURCES / f"{tile.kernel}.cu", x.device.index or 0
     compiled(source, tile.kernel, tuple(defines.items()), shared, device).launch(

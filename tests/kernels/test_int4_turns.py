@@ -28,12 +28,12 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
 # Outputs, columns, and the tile but for its rows: as many outputs as blocks have, and others, whose
 # last blocks overlap; rings shorter than the depth and as long; x in shared memory and loaded.
 TILES = [
-    (112, 2048, TurnTile(8, 16, 2, sixteens=1, side=2, mine=2, slots=2)),
-    (80, 2048, TurnTile(8, 8, 1, sixteens=2, side=1, mine=4, slots=2, line=2, held=False)),
-    (112, 4096, TurnTile(8, 8, 4, sixteens=1, side=3, mine=1, slots=3)),
-    (128, 4096, TurnTile(8, 16, 4, sixteens=1, side=2, mine=4, slots=2, line=4)),
-    (64, 4096, TurnTile(8, 8, 1, sixteens=2, side=2, mine=2, slots=3)),
-    (64, 4096, TurnTile(8, 8, 8, sixteens=1, side=2, mine=8, slots=6, held=False)),
+    (112, 2048, TurnTile(8, 16, 2, sixteens=1, side=2, mine=2, line=1, slots=2)),
+    (80, 2048, TurnTile(8, 8, 1, sixteens=2, side=1, mine=4, line=2, slots=2, held=False)),
+    (112, 4096, TurnTile(8, 8, 4, sixteens=1, side=3, mine=1, line=1, slots=3, early=2)),
+    (128, 4096, TurnTile(8, 16, 4, sixteens=1, side=2, mine=4, line=4, slots=2, early=0)),
+    (64, 4096, TurnTile(8, 8, 1, sixteens=2, side=2, mine=2, line=1, slots=3, held=False)),
+    (64, 4096, TurnTile(8, 8, 8, sixteens=1, side=2, mine=8, line=4, slots=2, early=2)),
 ]
 
 
