@@ -8,7 +8,7 @@ import pytest
 
 from specengine.core.errors import InvariantError, RequestError
 from specengine.core.forward_mode import ForwardMode
-from specengine.core.request import Req, ReqState, TokenLogprob
+from specengine.core.request import FinishReason, Req, ReqState, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import PrefillResult, VerifyResult
 from tests.scheduler.fake_engine import FakeEngine, Setup
@@ -395,6 +395,14 @@ def test_abort_while_the_forward_runs() -> None:
     engine.scheduler.commit_round(batch.reqs, result)
     engine.scheduler.check_invariant()
     assert (len(req.output_ids), len(other.output_ids)) == (1, 2)
+
+
+def test_requests_that_were_given_up_are_counted_as_aborted() -> None:
+    engine = FakeEngine(Setup())
+    for kind in ("abort", "error", "stop", "length"):
+        req = add(engine, kind, prompt(4))
+        engine.scheduler.lifecycle.finish(req, FinishReason(kind))
+    assert engine.scheduler.lifecycle.num_aborts == 2
 
 
 def test_changed_requests_are_told_once() -> None:
