@@ -38,7 +38,7 @@ from specengine.kernels.linear.rounded_cuda import RowForm
 from specengine.kernels.precompile import precompile
 from specengine.lab.environment import environment
 
-ROWS = (1, 8, 64, 128)
+ROWS = (1, 8, 64, 128, 2048)
 LAYERS = 8
 HIDDEN, INNER = SHAPES["down"]
 
