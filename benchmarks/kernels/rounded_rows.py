@@ -4,8 +4,8 @@
 
 Codes, scales and rows of each form are compared with Triton's, bit for bit. Then a chain of a layer
 of an 8B but attention (fp8_products.py) in a captured graph over the weights of several layers, the
-products as the engine chooses them; of each form alone, and of the best together. Graphs are
-replayed in turns. Takes about a minute on an H200.
+products as the engine chooses them: with one kernel in place of Triton's, and with all of them.
+Graphs are replayed in turns. Takes about half a minute on an H200.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,11 @@ from benchmarks.kernels.fp8_products import EPS, Layer, captured, in_turns, made
 from benchmarks.kernels.quantised import SHAPES, draw
 from specengine.kernels.linear import (
     activation_triton,
-    fp8_linear_cuda,
     fp8_linear_triton,
     norm_triton,
     rounded_cuda,
 )
 from specengine.kernels.linear.fp8_linear import fp8_linear
-from specengine.kernels.linear.fp8_linear_cuda import RowsTile
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.rounded import found_beside, put_beside
 from specengine.kernels.linear.rounded_cuda import RowForm
@@ -49,86 +47,43 @@ def triton_norm(x: Tensor, stream: Tensor, gain: Tensor) -> Rounded:
     return norm_triton.fused_add_rms_norm(x, stream, gain, EPS, True)
 
 
-def cuda_norm(pieces: int, early: int, x: Tensor, stream: Tensor, gain: Tensor) -> Rounded:
-    return rounded_cuda.fused_add_rms_norm(x, stream, gain, EPS, pieces, early)
+def cuda_norm(x: Tensor, stream: Tensor, gain: Tensor) -> Rounded:
+    return rounded_cuda.fused_add_rms_norm(x, stream, gain, EPS)
 
 
 def triton_act(x: Tensor) -> Tensor:
     return activation_triton.act_and_mul(x, "silu", True)
 
 
-def cuda_act(form: RowForm, x: Tensor) -> Tensor:
-    return rounded_cuda.silu_and_mul(x, form)
-
-
 def triton_quantise(x: Tensor) -> Rounded:
     return fp8_linear_triton.quantise_rows(x, Fp8Input())
 
 
-def cuda_quantise(form: RowForm, x: Tensor) -> Rounded:
-    return rounded_cuda.quantise_rows(x, form)
-
-
 @dataclass(frozen=True)
 class Way:
-    """Kernels between the products, and tiles of the products by their outputs."""
+    """Kernels between the products."""
 
     norm: Callable[[Tensor, Tensor, Tensor], Rounded] = triton_norm
     act: Callable[[Tensor], Tensor] = triton_act
     quantise: Callable[[Tensor], Rounded] = triton_quantise
-    tiles: dict[int, RowsTile] = field(default_factory=dict)
 
 
-ACTS = [
-    RowForm(*form)
-    for form in (
-        *((8, 7, 1), (8, 7, 1, 1), (8, 7, 1, 2), (4, 14, 1), (4, 7, 2), (2, 28, 1), (2, 14, 2)),
-        *((2, 7, 4), (1, 28, 2), (1, 14, 4)),
-    )
-]
-QUANTISES = [
-    RowForm(*form)
-    for form in ((1, 16, 1), (1, 16, 1, 1), (1, 8, 2), (2, 8, 1), (4, 4, 1), (8, 2, 1))
-]
-EARLY = (0, 1, 2)
+ACTS = [RowForm(*form) for form in ((8, 7), (4, 14), (4, 7, 2), (2, 14, 2), (1, 28, 2), (1, 14, 4))]
+QUANTISES = [RowForm(*form) for form in ((1, 16), (1, 8, 2), (2, 8), (4, 4))]
 
 
 def ways() -> dict[str, Way]:
-    found = {"Triton": Way()}
-    for pieces in (1, 2, 4):
-        for early in EARLY:
-            name = f"norm pieces={pieces} early={early}"
-            found[name] = Way(norm=partial(cuda_norm, pieces, early))
+    """chosen: as the engine has them."""
+    found = {
+        "Triton": Way(),
+        "chosen": Way(cuda_norm, rounded_cuda.silu_and_mul, rounded_cuda.quantise_rows),
+        "norm": Way(norm=cuda_norm),
+    }
     for form in ACTS:
-        found[f"act {form}"] = Way(act=partial(cuda_act, form))
+        found[f"act {form}"] = Way(act=partial(rounded_cuda.silu_and_mul, form=form))
     for form in QUANTISES:
-        found[f"quantise {form}"] = Way(quantise=partial(cuda_quantise, form))
-    quantise = QUANTISES[0]
-    for early in EARLY:
-        for act in (RowForm(8, 7, 1, early), RowForm(4, 7, 2, early)):
-            found[f"all {act}"] = Way(
-                partial(cuda_norm, 1, early),
-                partial(cuda_act, act),
-                partial(cuda_quantise, replace(quantise, early=early)),
-            )
-    best = found[f"all {ACTS[0]}"]
-    for slots in (4, 5):
-        for name in ("qkv", "gate_up", "o", "down"):
-            outs, columns = SHAPES[name]
-            tile = replace(fp8_linear_cuda.tile_for(outs, columns), slots=slots)
-            tiles = {columns * outs: tile}
-            found[f"all, {name} slots {slots}"] = replace(best, tiles=tiles)
+        found[f"quantise {form}"] = Way(quantise=partial(rounded_cuda.quantise_rows, form=form))
     return found
-
-
-def multiply(way: Way, x: Tensor, layer: Layer, name: str) -> Tensor:
-    weight = layer[name]
-    tile = way.tiles.get(weight.shape[0] * weight.shape[1])
-    if tile is None or len(x) > fp8_linear_cuda.ROWS:
-        return fp8_linear(x, weight)
-    kept = found_beside(x, Fp8Input())
-    assert kept is not None
-    return fp8_linear_cuda.fp8_linear(*kept, weight, None, x.dtype, tile)
 
 
 def layer_chain(
@@ -137,12 +92,12 @@ def layer_chain(
     """All of the layers but attention, in whose place a norm of the queries stands."""
     for layer in layers:
         normed, stream = way.norm(hidden, stream, gain)
-        heads = multiply(way, normed, layer, "qkv")[:, :HIDDEN]
+        heads = fp8_linear(normed, layer["qkv"])[:, :HIDDEN]
         heads = norm_triton.rms_norm(heads, gain, EPS)
-        hidden = multiply(way, put_beside(heads, *way.quantise(heads)), layer, "o")
+        hidden = fp8_linear(put_beside(heads, *way.quantise(heads)), layer["o"])
         normed, stream = way.norm(hidden, stream, gain)
-        inner = way.act(multiply(way, normed, layer, "gate_up"))
-        hidden = multiply(way, inner, layer, "down")
+        inner = way.act(fp8_linear(normed, layer["gate_up"]))
+        hidden = fp8_linear(inner, layer["down"])
     return hidden
 
 
@@ -204,7 +159,6 @@ def main() -> None:
         graphs = {
             name: captured(partial(layer_chain, way, *given), [layers])
             for name, way in all_ways.items()
-            if rows <= fp8_linear_cuda.ROWS or not way.tiles
         }
         us = in_turns(graphs, LAYERS)
         print(f"layer without attention, {rows} rows, us:")

@@ -195,13 +195,6 @@ __device__ __forceinline__ float reciprocal(float v) {
   return one_by;
 }
 
-// Nearly, of all sizes: as Triton divides.
-__device__ __forceinline__ float divide(float a, float b) {
-  float v;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
-  return v;
-}
-
 // Four values rounded to E4M3; beyond 448 they are 448.
 __device__ __forceinline__ u32 codes_of_four(float a, float b, float c, float d) {
   u32 v;

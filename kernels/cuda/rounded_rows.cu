@@ -2,13 +2,14 @@
 // codes[r, k] = made[r, k] / scale[r].
 //
 // Compile-time: TYPE, MAKES (of the four below), CLUSTER (blocks that share a row), WARPS (of a block), PIECES
-// (of eight values, of a thread), EARLY (when the kernel behind may start).
+// (of eight values, of a thread; one of norms, whose rows have a block each).
 //
 // The operations and the order of sums are those of norm_triton.py, activation_triton.py and
-// round_triton.py, so that the bits are: a norm takes one block, whose warps and pieces are a power of 2. A warp tells its sum or
-// its maximum once, to all blocks of the row, and each warp adds up for itself: one barrier for either.
-// What it tells other blocks it sends to their barriers: a barrier of the cluster would first wait until all
-// that a thread has stored is in memory.
+// round_triton.py, so that the bits are. A warp tells its sum or its maximum once, to all blocks of the row, and
+// each warp adds up for itself: one barrier for either. What it tells other blocks it sends to their barriers: a
+// barrier of the cluster would first wait until all that a thread has stored is in memory.
+//
+// The kernel behind may start at once: a product, which fetches its weight meanwhile.
 
 #include "ptx.cuh"
 #include "shared_sums.cuh"
@@ -21,6 +22,7 @@
 #define THREADS (32 * WARPS)
 #define PIECE 8
 #define IS_NORM (MAKES == NORMED || MAKES == ADDED_NORMED)
+#define HAS_OTHER (MAKES == ACTIVATED || MAKES == ADDED_NORMED)
 #define ALL 0xffffffffu
 
 typedef unsigned char u8;
@@ -44,19 +46,16 @@ __device__ __forceinline__ float largest_of_row(float mine, u32* told, u32 barri
   return __uint_as_float(__reduce_max_sync(ALL, most));
 }
 
-// Of the block, pieces and warps by turns of a power of 2.
-__device__ __forceinline__ float sum_of_row(float* sums, float* told) {
+// Of the block, whose warps are a power of 2. told: a word of each.
+__device__ __forceinline__ float sum_of_row(float sum, float* told) {
 #pragma unroll
-  for (int i = 0; i < PIECES; i++) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-      sums[i] = __fadd_rn(sums[i], __shfl_xor_sync(ALL, sums[i], distance));
-    if (threadIdx.x % 32 == 0) told[i * WARPS + threadIdx.x / 32] = sums[i];
-  }
+  for (int distance = 16; distance > 0; distance /= 2)
+    sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, distance));
+  if (threadIdx.x % 32 == 0) told[threadIdx.x / 32] = sum;
   __syncthreads();
-  float sum = told[threadIdx.x % (PIECES * WARPS)];
+  sum = told[threadIdx.x % WARPS];
 #pragma unroll
-  for (int distance = PIECES * WARPS / 2; distance > 0; distance /= 2)
+  for (int distance = WARPS / 2; distance > 0; distance /= 2)
     sum = __fadd_rn(sum, __shfl_xor_sync(ALL, sum, distance));
   return sum;
 }
@@ -66,8 +65,8 @@ __device__ __forceinline__ float half_at(uint4 v, int k) {
   return widen((u16)(k % 2 ? pair >> 16 : pair));
 }
 
-// divide() of b that are 1 or more.
-__device__ __forceinline__ float divide_by_large(float a, float b) {
+// As Triton divides, of b that are 1 or more.
+__device__ __forceinline__ float divide(float a, float b) {
   const float part = b > 8.507059173e37f ? 0.25f : 1.f;  // 2^126
   return __fmul_rn(__fmul_rn(a, part), reciprocal(__fmul_rn(b, part)));
 }
@@ -77,7 +76,7 @@ __device__ __forceinline__ u32 silu_pair(u32 pair) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const float v = widen((u16)(i ? pair >> 16 : pair));
-    of[i] = divide_by_large(v, __fadd_rn(power_of_2(__fmul_rn(-v, 1.4426950408889634f)), 1.f));
+    of[i] = divide(v, __fadd_rn(power_of_2(__fmul_rn(-v, 1.4426950408889634f)), 1.f));
   }
   return pack(of[0], of[1]);
 }
@@ -91,6 +90,17 @@ __device__ __forceinline__ u32 scaled_pair(u32 pair, float scale) {
   return pack(__fmul_rn(scale, widen((u16)pair)), __fmul_rn(scale, widen((u16)(pair >> 16))));
 }
 
+__device__ __forceinline__ uint4 normed(uint4 v, uint4 gains, int columns, float eps, float* told) {
+  float sum = __fmul_rn(half_at(v, 1), half_at(v, 1));
+  sum = fmaf(half_at(v, 0), half_at(v, 0), sum);
+#pragma unroll
+  for (int k = 2; k < PIECE; k++) sum = fmaf(half_at(v, k), half_at(v, k), sum);
+  // Triton's compiler, too, rounds the mean and its sum with eps once.
+  const float scale = rsqrtf(fmaf(sum_of_row(sum, told), reciprocal((float)columns), eps));
+  return multiply_eight(gains, {scaled_pair(v.x, scale), scaled_pair(v.y, scale), scaled_pair(v.z, scale),
+                                scaled_pair(v.w, scale)});
+}
+
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) rounded_rows(
     const u16* x, const u16* residual, const u16* gain, u16* out, u16* total, u8* codes, float* scales,
     int stride_x, int stride_residual, int columns, float eps) {
@@ -99,7 +109,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) rounded_rows(
   const u32 barrier = (u32)__cvta_generic_to_shared(shared);
   const int block = blockIdx.x % CLUSTER;
   const u64 row = blockIdx.x / CLUSTER;
-  uint4 made[PIECES], other[PIECES], gains[PIECES];
+  uint4 made[PIECES], other[PIECES], gains = {};
   int place[PIECES];
 #pragma unroll
   for (int i = 0; i < PIECES; i++)
@@ -113,48 +123,25 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) rounded_rows(
   }
   arrive_in_cluster();
 #endif
-  if (EARLY == 0) allow_next_kernel();
-#pragma unroll
-  for (int i = 0; i < PIECES; i++)
-    if (IS_NORM) gains[i] = load_fresh_if(place[i] < columns, gain + place[i]);
+  allow_next_kernel();
+  if (IS_NORM) gains = load_fresh_if(place[0] < columns, gain + place[0]);
   x = computed_now(x + row * stride_x + place[0]);
   const u16* beside = MAKES == ACTIVATED ? x + columns : residual + row * stride_residual + place[0];
-  if (MAKES == ACTIVATED || MAKES == ADDED_NORMED) beside = computed_now(beside);
+  if (HAS_OTHER) beside = computed_now(beside);
   wait_for_last_kernel();
 #pragma unroll
   for (int i = 0; i < PIECES; i++) {
     const int behind = i * THREADS * PIECE;
     made[i] = load_fresh_if(place[i] < columns, x + behind);
-    if (MAKES == ACTIVATED || MAKES == ADDED_NORMED)
-      other[i] = load_fresh_if(place[i] < columns, beside + behind);
-  }
-  if (EARLY == 1) allow_next_kernel();
-
-  if (IS_NORM) {
-    float sums[PIECES];
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-      uint4& v = made[i];
-      if (MAKES == ADDED_NORMED) {
-        const uint4 r = other[i];
-        v = {add_pairs(v.x, r.x), add_pairs(v.y, r.y), add_pairs(v.z, r.z), add_pairs(v.w, r.w)};
-        if (place[i] < columns) *(uint4*)(total + row * columns + place[i]) = v;
-      }
-      sums[i] = __fmul_rn(half_at(v, 1), half_at(v, 1));
-      sums[i] = fmaf(half_at(v, 0), half_at(v, 0), sums[i]);
-#pragma unroll
-      for (int k = 2; k < PIECE; k++) sums[i] = fmaf(half_at(v, k), half_at(v, k), sums[i]);
-    }
-    const float sum = sum_of_row(sums, (float*)(told + WARPS));
-    const float scale = rsqrtf(__fadd_rn(eps, divide(sum, (float)columns)));
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-      const uint4 v = made[i];
-      made[i] = multiply_eight(gains[i], {scaled_pair(v.x, scale), scaled_pair(v.y, scale),
-                                          scaled_pair(v.z, scale), scaled_pair(v.w, scale)});
-    }
+    if (HAS_OTHER) other[i] = load_fresh_if(place[i] < columns, beside + behind);
   }
 
+  if (MAKES == ADDED_NORMED) {
+    const uint4 v = made[0], r = other[0];
+    made[0] = {add_pairs(v.x, r.x), add_pairs(v.y, r.y), add_pairs(v.z, r.z), add_pairs(v.w, r.w)};
+    if (place[0] < columns) *(uint4*)(total + row * columns + place[0]) = made[0];
+  }
+  if (IS_NORM) made[0] = normed(made[0], gains, columns, eps, (float*)(told + WARPS));
   float most = 0.f;
 #pragma unroll
   for (int i = 0; i < PIECES; i++) {
@@ -165,9 +152,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) rounded_rows(
 #pragma unroll
     for (int k = 0; k < PIECE; k++) most = fmaxf(most, fabsf(half_at(made[i], k)));
   }
-  if (EARLY == 2) allow_next_kernel();
 
-  const float scale = fmaxf(divide(largest_of_row(most, told, barrier), 448.f), 1e-12f);
+  // Triton's compiler, too, divides by a constant so.
+  const float scale = fmaxf(__fmul_rn(largest_of_row(most, told, barrier), 1.f / 448.f), 1e-12f);
   if (block == 0 && threadIdx.x == 0) scales[row] = scale;
   const float by = reciprocal(scale);
 #pragma unroll

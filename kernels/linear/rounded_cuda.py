@@ -19,8 +19,12 @@ from specengine.kernels.sizes import cdiv, power_of_2
 _SOURCE = Path(__file__).parents[1] / "cuda" / "rounded_rows.cu"
 _AS_IT_IS, _ACTIVATED, _NORMED, _ADDED_NORMED = range(4)
 _PIECE = 8  # values of a thread that lie together
-_OF_WARP = 32 * _PIECE
-_NORM_COLUMNS = range(144, 4097, 16)  # of a norm: as many as a thread of Triton's has a piece of
+_MOST_WARPS = 32
+_BLOCKS, _FEW_ROWS = (
+    8,
+    64,
+)  # that share each of few rows, of more columns than a block has threads for
+_NORM_COLUMNS = range(144, 4097, 16)  # of which each thread of Triton's has a piece
 
 
 @dataclass(frozen=True)
@@ -30,21 +34,24 @@ class RowForm:
     blocks: int
     warps: int
     pieces: int = 1
-    early: int = 0
 
     @classmethod
-    def of(cls, columns: int) -> RowForm:
-        warps = cdiv(columns, _OF_WARP)
-        blocks = 8 if warps > 32 else 1
-        return cls(blocks, cdiv(warps, blocks))
+    def of(cls, rows: int, columns: int) -> RowForm:
+        """As swept at the layers of an 8B on an H200 (benchmarks/kernels/rounded_rows.py). A row
+        has the same bits in all forms."""
+        warps = cdiv(columns, _PIECE * 32)
+        if rows <= _FEW_ROWS and warps > _MOST_WARPS:
+            return cls(_BLOCKS, cdiv(warps, _BLOCKS))
+        pieces = cdiv(warps, _MOST_WARPS)
+        return cls(1, cdiv(warps, pieces), pieces)
 
     @property
     def columns(self) -> int:
-        return self.blocks * self.warps * self.pieces * _OF_WARP
+        return self.blocks * self.warps * self.pieces * 32 * _PIECE
 
     @property
     def shared_bytes(self) -> int:
-        return 8 + 4 * self.warps * (self.blocks + self.pieces)
+        return 8 + 4 * self.warps * (self.blocks + 1)
 
 
 def takes(x: Tensor, columns: int, into: Fp8Input | None, backend: Backend) -> bool:
@@ -77,95 +84,64 @@ def _fits(x: Tensor) -> bool:
 
 def quantise_rows(x: Tensor, form: RowForm | None = None) -> tuple[Tensor, Tensor]:
     """x: [T, K] -> codes float8_e4m3fn [T, K], scales float32 [T, 1]."""
-    codes, scale = _room(x, x.shape[1])
-    _launch(_AS_IT_IS, form or RowForm.of(x.shape[1]), x, x, x, x, x, codes, scale, 0.0)
-    return codes, scale
+    return _rounded(_AS_IT_IS, x, x, form=form)
 
 
 def silu_and_mul(x: Tensor, form: RowForm | None = None) -> Tensor:
     """x: [T, 2I] -> [T, I], rounded, too."""
-    width = x.shape[1] // 2
-    out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
-    codes, scale = _room(x, width)
-    _launch(_ACTIVATED, form or RowForm.of(width), x, x, x, out, x, codes, scale, 0.0)
-    return put_beside(out, codes, scale)
+    out = x.new_empty(len(x), x.shape[1] // 2)
+    return put_beside(out, *_rounded(_ACTIVATED, x, out, form=form))
 
 
-def norm_form(hidden: int, pieces: int = 1, early: int = 0) -> RowForm:
-    """That of norm_triton.py."""
-    return RowForm(1, power_of_2(hidden) // (32 * _PIECE * pieces), pieces, early)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, pieces: int = 1, early: int = 0) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x: [T, H] -> [T, H], rounded, too."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    codes, scale = _room(x, x.shape[1])
-    form = norm_form(x.shape[1], pieces, early)
-    _launch(_NORMED, form, x, x, weight, out, x, codes, scale, eps)
-    return put_beside(out, codes, scale)
+    out = x.new_empty(x.shape)
+    return put_beside(out, *_rounded(_NORMED, x, out, gain=weight, eps=eps))
 
 
 def fused_add_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    pieces: int = 1,
-    early: int = 0,
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """As norm.fused_add_rms_norm, the first result rounded, too."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = torch.empty_like(out)
-    codes, scale = _room(x, x.shape[1])
-    form = norm_form(x.shape[1], pieces, early)
-    _launch(_ADDED_NORMED, form, x, residual, weight, out, total, codes, scale, eps)
-    return put_beside(out, codes, scale), total
+    out, total = x.new_empty(x.shape), x.new_empty(x.shape)
+    rounded = _rounded(_ADDED_NORMED, x, out, residual=residual, gain=weight, total=total, eps=eps)
+    return put_beside(out, *rounded), total
 
 
-def _room(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    codes = torch.empty((len(x), columns), dtype=FP8, device=x.device)
-    return codes, torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
-
-
-def _launch(
+def _rounded(
     makes: int,
-    form: RowForm,
     x: Tensor,
-    residual: Tensor,
-    gain: Tensor,
     out: Tensor,
-    total: Tensor,
-    codes: Tensor,
-    scale: Tensor,
-    eps: float,
-) -> None:
-    rows, columns = codes.shape
+    *,
+    residual: Tensor | None = None,
+    gain: Tensor | None = None,
+    total: Tensor | None = None,
+    eps: float = 0.0,
+    form: RowForm | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Codes and scales of the rows that are written to out, which of _AS_IT_IS only lends its
+    shape."""
+    rows, columns = out.shape
+    if gain is not None:
+        form = RowForm(1, power_of_2(columns) // (32 * _PIECE))  # that of norm_triton.py
+    form = form or RowForm.of(rows, columns)
     assert columns <= form.columns
-    assert columns % _PIECE == 0
+    codes = torch.empty((rows, columns), dtype=FP8, device=x.device)
+    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     defines = (
         ("TYPE", 0 if x.dtype == torch.bfloat16 else 1),
         ("MAKES", makes),
         ("CLUSTER", form.blocks),
         ("WARPS", form.warps),
         ("PIECES", form.pieces),
-        ("EARLY", form.early),
     )
     shared, device = form.shared_bytes, x.device.index or 0
+    stride_residual = 0 if residual is None else residual.stride(0)
+    given = x, residual, gain, out, total, codes, scale
     compiled(_SOURCE, "rounded_rows", defines, shared, device).launch(
         (rows * form.blocks, 1, 1),
         32 * form.warps,
         shared,
-        (
-            x,
-            residual,
-            gain,
-            out,
-            total,
-            codes,
-            scale,
-            x.stride(0),
-            residual.stride(0),
-            columns,
-            eps,
-        ),
+        (*given, x.stride(0), stride_residual, columns, eps),
     )
+    return codes, scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from specengine.kernels.linear.activation import act_and_mul
 from specengine.kernels.linear.fp8_linear import quantise_rows
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm
 from specengine.kernels.linear.quantised import Fp8Input
-from specengine.kernels.linear.rounded import found_beside, put_beside
+from specengine.kernels.linear.rounded import MOST_COLUMNS, found_beside, put_beside
 from specengine.kernels.linear.rounded_cuda import RowForm, takes, takes_norm
 from tests.kernels.cuda_places import PLACES, placed
 
@@ -82,15 +83,21 @@ def test_rows_equal_the_reference(maker: Maker, columns: int, place: torch.devic
     assert int((codes.int() - exact.view(torch.uint8).int()).abs().max()) <= 1
 
 
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("rows", [5, 70])  # few, and too many to share blocks among each
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("columns", [256, 528, 2048, 4096])
+@pytest.mark.parametrize(
+    ("maker", "columns"),
+    [
+        *product((as_they_are, activated), (16, 528, 4096, 14336)),
+        *product((normed, added), (256, 528, 2048, 2880, 4096)),
+    ],
+)
 def test_bits_are_those_of_triton(
-    maker: Maker, columns: int, dtype: torch.dtype, place: torch.device
+    maker: Maker, columns: int, dtype: torch.dtype, rows: int, place: torch.device
 ) -> None:
     if place.type == "cpu":
         pytest.skip("a property of the processor's divisions")
-    x = draw(place, 70, columns).to(dtype)
+    x = draw(place, rows, columns).to(dtype)
     found, expected = maker(x, "cuda"), maker(x, "triton")
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
@@ -100,10 +107,14 @@ def test_bits_are_those_of_triton(
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_row_alone_has_the_bits_that_it_has_beside_others(
-    maker: Maker, place: torch.device
+    maker: Maker, place: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rounded_cuda, "_FEW_ROWS", 4)
+    monkeypatch.setattr(rounded_cuda, "_MOST_WARPS", 2)
     half = draw(place, 4, 1040)
     x = torch.cat([half, half.flip(0)])  # each is its own opposite, as `added` takes it
+    assert RowForm.of(8, 1040) == RowForm(1, 2, 3)
+    assert RowForm.of(4, 1040) == RowForm(8, 1)
     whole, alone = maker(x, "cuda"), maker(x[2:6], "cuda")
     for one, other in zip(whole, alone, strict=True):
         assert torch.equal(one[2:6], other)
@@ -111,18 +122,19 @@ def test_a_row_alone_has_the_bits_that_it_has_beside_others(
         assert torch.equal(one[2:6], other)
 
 
-@pytest.mark.parametrize("form", [RowForm(2, 3), RowForm(4, 2), RowForm(8, 1)])
-def test_blocks_that_share_a_row_have_one_scale(form: RowForm, place: torch.device) -> None:
-    """Widths that no block divides."""
+@pytest.mark.parametrize("form", [RowForm(1, 2, 3), RowForm(2, 3), RowForm(4, 2), RowForm(8, 1)])
+def test_a_row_has_one_scale_in_all_forms(form: RowForm, place: torch.device) -> None:
+    """Of widths that they do not divide."""
     x = draw(place, 5, form.columns - 48)
     found, expected = rounded_cuda.quantise_rows(x, form), rounded_cuda.quantise_rows(x)
     assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
     assert torch.equal(found[1], expected[1])
 
 
-@pytest.mark.parametrize("columns", [16, 256, 4096, 8192, 14336, 32768])
-def test_a_row_fits_its_form(columns: int) -> None:
-    form = RowForm.of(columns)
+@pytest.mark.parametrize("columns", [16, 256, 4096, 8192, 14336, MOST_COLUMNS])
+@pytest.mark.parametrize("rows", [1, 64, 65])
+def test_a_row_fits_its_form(rows: int, columns: int) -> None:
+    form = RowForm.of(rows, columns)
     assert columns <= form.columns
     assert form.warps <= 32
 

@@ -72,7 +72,6 @@ inline u32 add_pairs(u32 a, u32 b) {
 }
 inline u32 kept(u32 value) { return value; }
 inline float power_of_2(float v) { return exp2f(v); }
-inline float divide(float a, float b) { return a / b; }
 inline u32 code_of(float v) {
   const u32 sign = __float_as_uint(v) >> 31 << 7;
   const float size = sign ? -v : v;
