@@ -43,8 +43,8 @@ def fp8_linear(
                 return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
             rounded = quantise_rows(x, weight.input, backend="triton")
             return F.linear(*dequantise_triton.dequantise_both(*rounded, weight, x.dtype), bias)
-    rounded = None if weight.input is None else quantise_rows(x, weight.input, backend=backend)
-    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias, rounded=rounded)
+    inputs = None if weight.input is None else quantise_rows(x, weight.input, backend=backend)
+    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias, rounded=inputs)
 
 
 def scales_product(x: Tensor, weight: Fp8Weight) -> bool:
