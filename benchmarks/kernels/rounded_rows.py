@@ -5,13 +5,14 @@
 Codes, scales and rows of each form are compared with Triton's, bit for bit. Then a chain of a layer
 of an 8B but attention (fp8_products.py) in a captured graph over the weights of several layers, the
 products as the engine chooses them: with one kernel in place of Triton's, and with all of them.
-Graphs are replayed in turns. Takes about half a minute on an H200.
+Graphs are replayed in turns; the medians replace the table. Takes about half a minute on an H200.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import report
 
 from benchmarks.kernels.fp8_products import EPS, Layer, captured, in_turns, made
 from benchmarks.kernels.quantised import SHAPES, draw
@@ -36,6 +40,7 @@ from specengine.kernels.linear.rounded_cuda import RowForm
 from specengine.kernels.precompile import precompile
 from specengine.lab.environment import environment
 
+TITLE = "Rows rounded to FP8 between the products of a layer"
 ROWS = (1, 8, 64, 128, 2048)
 LAYERS = 8
 HIDDEN, INNER = SHAPES["down"]
@@ -139,6 +144,12 @@ def compile_all(layers: Sequence[Layer], all_ways: dict[str, Way]) -> None:
                 layer_chain(way, x, x, gain, layers[:1])
 
 
+def table(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a way."""
+    names = [name for name in layers[0] if name != "rows"]
+    return [{"kernels": name} | {str(one["rows"]): one[name] for one in layers} for name in names]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for all figures")
@@ -168,6 +179,8 @@ def main() -> None:
     if args.json is not None:
         facts = {"environment": environment(), "checks": checks, "layers": found}
         args.json.write_text(json.dumps(facts, indent=1))
+    if all(not any(one["other bytes"]) for one in checks):
+        print(report.write("kernels", "rounded-rows", TITLE, table(found)))
 
 
 if __name__ == "__main__":
