@@ -20,10 +20,8 @@ _SOURCE = Path(__file__).parents[1] / "cuda" / "rounded_rows.cu"
 _AS_IT_IS, _ACTIVATED, _NORMED, _ADDED_NORMED = range(4)
 _PIECE = 8  # values of a thread that lie together
 _MOST_WARPS = 32
-_BLOCKS, _FEW_ROWS = (
-    8,
-    64,
-)  # that share each of few rows, of more columns than a block has threads for
+# Blocks share a row of more columns than a block has threads for, where there are few rows.
+_BLOCKS, _FEW_ROWS = 8, 64
 _NORM_COLUMNS = range(144, 4097, 16)  # of which each thread of Triton's has a piece
 
 
