@@ -67,6 +67,7 @@ inline u32 subtract_pairs(u32 a, u32 b) {
 inline u32 kept(u32 value) { return value; }
 inline float power_of_2(float v) { return exp2f(v); }
 inline float reciprocal(float v) { return 1.f / v; }
+inline float divided(float a, float b) { return a / b; }
 
 inline float half_of(u32 pair, int k) { return widen((u16)(k % 2 ? pair >> 16 : pair)); }
 
