@@ -108,7 +108,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   const int rank = blockIdx.x % CLUSTER, first_row = blockIdx.x / CLUSTER * ROWS;
   const int stored = num_outs / (1 + GATED), between = stored - STORED;
   const int first_block = blockIdx.y * STORED;
-  const int first_out = first_block + warp * 16 + (warp * 16 < STORED ? 0 : between);
+  const int first_out = first_block + warp * 16 + (GATED && warp * 16 >= STORED ? between : 0);
   const int stages = columns / STAGE, count = stages_of(rank, stages);
   allow_next_kernel();
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class QuantisedLinear:
         first, *others = self.parts
         if others or not isinstance(first, IntWeight):
             return None
-        return partial(gated_int_linear, weight=first, bias=self.biases[0])
+        return lambda x, activation: gated_int_linear(x, first, activation, self.biases[0])
 
     @property
     def takes(self) -> Fp8Input | None:
