@@ -233,11 +233,12 @@ def _blocks_at_once(tile: WideTile, shared: int, eights: int) -> int:
 def _busy(tile: WideTile, num_blocks: int, at_once: int, eights: int) -> int:
     """How long blocks of one stage keep a multiprocessor busy, in outputs times rows (in eights):
     codes are widened once whatever the rows, and rows are copied whatever the outputs. Blocks of a
-    cluster come to a multiprocessor together even where others have none."""
+    cluster come to a multiprocessor together even where others have none. A block that is alone
+    there waits for its copies by itself."""
     processors = _IN_CLUSTERS if tile.blocks >= 4 else _PROCESSORS
     full, rest = divmod(num_blocks, at_once * processors)
     turns = full * at_once + -(-rest // processors)
     if tile.blocks > 1:
         turns = max(turns, at_once)
     of_stage = tile.outs * (eights + _TO_WIDEN) + _TO_COPY * eights
-    return turns * max(of_stage, _LEAST // at_once)
+    return turns * max(of_stage, _LEAST // min(at_once, turns))

@@ -239,6 +239,7 @@ def test_order_of_a_sum_depends_on_the_weight_alone(
             (4096, 14336),
             {24: (4, 8, 2, 8), 32: (4, 8, 2, 8), 64: (4, 8, 2, 8), 128: (8, 8, 2, 4)},
         ),
+        ((8192, 7168), {16: (4, 8, 2, 8), 32: (4, 8, 2, 8)}),  # of a 70B, one of four ranks
     ],
     ids=str,
 )
