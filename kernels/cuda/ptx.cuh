@@ -204,6 +204,13 @@ __device__ __forceinline__ u32 codes_of_four(float a, float b, float c, float d)
   return v;
 }
 
+// a / b, nearly, as Triton divides.
+__device__ __forceinline__ float divided(float a, float b) {
+  float quotient;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  return quotient;
+}
+
 // c += a b: [16, 16] x [16, 8], fragments as PTX lays them out (mma.m16n8k16).
 __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if TYPE == 0

@@ -87,6 +87,7 @@ inline u32 codes_of_four(float a, float b, float c, float d) {
   return code_of(a) | code_of(b) << 8 | code_of(c) << 16 | code_of(d) << 24;
 }
 inline float reciprocal(float v) { return 1.f / v; }
+inline float divided(float a, float b) { return a / b; }
 
 inline float half_of(u32 pair, int k) { return widen((u16)(k % 2 ? pair >> 16 : pair)); }
 
