@@ -19,7 +19,6 @@ from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits, is_exact
-from specengine.kernels.tree.types import TreeLimits
 from specengine.runner import fallbacks
 from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.forward_graphs.keys import at_least, why_no_size
@@ -50,7 +49,7 @@ class DraftRows:
 
 @dataclass(frozen=True)
 class LoopBuffers:
-    inputs_4B: Tensor  # rows of the page table, lengths, roots, most nodes; row 0 pads
+    inputs_3B: Tensor  # rows of the page table, lengths, roots; row 0 pads
     drafted: DraftRows
     edits: RowEdits | None
 
@@ -100,7 +99,7 @@ class DraftLoops:
         self.text_depends_on_drafts = text_depends_on_drafts
 
     def _guard_of(self, buffers: LoopBuffers) -> GraphGuard | None:
-        return self.runner.guard_of(loops=self, inputs=buffers.inputs_4B, edits=buffers.edits)
+        return self.runner.guard_of(loops=self, inputs=buffers.inputs_3B, edits=buffers.edits)
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> DraftProposal | None:
         """levels: how deep each request may draft, the largest at least 1. None where no graph
@@ -110,15 +109,13 @@ class DraftLoops:
             self.cache.count_fallback(key)
             return None
         captured = self.cache.get(key, self._make)
-        loop, most = captured.buffers, levels
-        if self.drafter.proposes_tree:
-            most = [self.drafter.nodes(req) for req in batch.reqs]
-        inputs_4B = self._inputs(batch.reqs, levels, most, key.batch_size)
-        loop.inputs_4B.copy_(inputs_4B, non_blocking=True)
+        loop = captured.buffers
+        inputs_3B = self._inputs(batch.reqs, levels, key.batch_size)
+        loop.inputs_3B.copy_(inputs_3B, non_blocking=True)
         if loop.edits is not None:
             loop.edits.fill(batch.sampling, self.drafter.target_ids)
         self.cache.replay(captured)
-        return self._proposal(loop.drafted, levels, most)
+        return self._proposal(loop.drafted, batch.reqs, levels)
 
     def _key_of(self, batch: ScheduleBatch, steps: int) -> LoopKey | str:
         """The key of the graph that serves a batch, or the fallback reason."""
@@ -144,44 +141,40 @@ class DraftLoops:
             return max(self.drafter.num_tree_nodes(steps), self.drafter.draft_slots)
         return steps + 1
 
-    def _inputs(self, reqs: list[Req], levels: list[int], most: list[int], size: int) -> Tensor:
-        """int64 [4, size]. Requests that draft nothing pad. most: nodes, root included; of
-        chains they are not read."""
+    def _inputs(self, reqs: list[Req], levels: list[int], size: int) -> Tensor:
+        """int64 [3, size]. Requests that draft nothing pad."""
         pad = [0] * (size - len(reqs))
         rows = [req.req_pool_idx if level else 0 for req, level in zip(reqs, levels, strict=True)]
         lens, roots = [req.kv_len for req in reqs], [req.last_token for req in reqs]
-        told = [rows + pad, lens + pad, roots + pad, most + [1] * len(pad)]
-        return pinned(torch.tensor(told), self.runner.device)
+        return pinned(torch.tensor([rows + pad, lens + pad, roots + pad]), self.runner.device)
 
-    def _proposal(self, drafted: DraftRows, levels: list[int], most: list[int]) -> DraftProposal:
+    def _proposal(self, drafted: DraftRows, reqs: list[Req], levels: list[int]) -> DraftProposal:
         # Copies: a graph of verification may write where this one has left its tokens.
         tokens_BN = drafted.tokens_BN[: len(levels)].clone()
         parents_BN = drafted.parents_BN[: len(levels)].clone()
         if not self.drafter.proposes_tree:
             return DraftProposal(tokens_BN, parents_BN, [1 + n for n in levels], is_chain=True)
         whole = [self.drafter.num_tree_nodes(level) if level else 1 for level in levels]
-        num_nodes = list(map(min, whole, most))
+        # The first n nodes are the tree of n nodes, whatever was found below them.
+        num_nodes = [min(pair) for pair in zip(whole, map(self.drafter.nodes, reqs), strict=True)]
         ranks = [range(count) for count in num_nodes]
         return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=False, ranks=ranks)
 
     @torch.inference_mode()
     def _make(self, key: LoopKey) -> tuple[Graph, LoopBuffers]:
         device = self.runner.device
-        inputs_4B = torch.ones(4, key.batch_size, dtype=torch.int64, device=device)
-        inputs_4B[:3].zero_()
+        inputs_3B = torch.zeros(3, key.batch_size, dtype=torch.int64, device=device)
         edits = None
         if key.edited:
             vocab = self.runner.model.vocab_size
             edits = RowEdits.neutral(key.batch_size, vocab, device)
-        rows = RowBatch(*inputs_4B[:3])
-        run = partial(self._run, rows, inputs_4B[3], key.num_steps, edits)
+        run = partial(self._run, RowBatch(*inputs_3B), key.num_steps, edits)
         graph, drafted = self.cache.record(run)
-        return graph, LoopBuffers(inputs_4B, drafted, edits)
+        return graph, LoopBuffers(inputs_3B, drafted, edits)
 
-    def _run(self, rows: RowBatch, most_B: Tensor, steps: int, edits: RowEdits | None) -> DraftRows:
+    def _run(self, rows: RowBatch, steps: int, edits: RowEdits | None) -> DraftRows:
         if self.drafter.proposes_tree:
-            limits = TreeLimits(self.drafter.topk, most_B, most_B)
-            tree = self.drafter.draft_tree_rows(rows, steps, edits, limits=limits)
+            tree = self.drafter.draft_tree_rows(rows, steps, edits)
             return DraftRows(tree.tokens_BN, tree.parents_BN)
         drafts_BK = self.drafter.draft_rows(rows, steps, edits)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)

@@ -21,7 +21,9 @@ class Blocks:
     """Shape of a program: keys an iteration, warps, pipeline stages, least keys of a share.
 
     peels: the first keys are fetched into registers while the kernel ahead runs. Among many
-    programs, that room serves better as room for more programs at once.
+    programs, that room serves better as room for more programs at once. at_once: programs that a
+    multiprocessor has room for, where keys are shared among no more than these; 0 where they are
+    shared among about two a multiprocessor.
     """
 
     keys: int
@@ -29,6 +31,7 @@ class Blocks:
     stages: int
     min_share: int
     peels: bool = True
+    at_once: int = 0
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
@@ -41,8 +44,14 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
     if head_dim > 128:
         return Blocks(32, 4, 2, 128)
     if head_dim > 64 and rows <= 32:
+        if groups <= 16:
+            return Blocks(128, 8 if groups <= 8 else 4, 1, 128)
+        if groups <= 64:
+            return Blocks(64, 4, 1, 64, at_once=3)
+        if groups <= 192:
+            return Blocks(64, 4, 3, 64, peels=False, at_once=3)
         if groups < 512:
-            return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
+            return Blocks(128, 4, 2, 1024)
         keys, warps = (64, 4) if groups < 1280 else (32, 2)
         return Blocks(keys, warps, 2, 128, peels=False)
     if head_dim > 64 and groups >= 256:
@@ -91,8 +100,11 @@ def _tiled_programs(device: torch.device) -> int:
 
 
 def choose_splits(batch: PagedBatch, groups: int, blocks: Blocks, device: torch.device) -> int:
-    """Enough programs for about two a multiprocessor, none with fewer keys than the least share."""
+    """Enough programs for about two a multiprocessor, or as many as run at once, none with fewer
+    keys than the least share."""
     if batch.counters is None or groups > batch.counters.numel():
         return 1
     wanted = triton.cdiv(2 * multiprocessors(device) - groups // 16, groups)
+    if blocks.at_once:
+        wanted = blocks.at_once * multiprocessors(device) // groups
     return int(max(1, min(wanted, _MAX_SPLITS, batch.max_keys // blocks.min_share)))

@@ -2,7 +2,10 @@
 //
 // Compile-time: TYPE (0 bfloat16, 1 float16), NT (tiles of 16 outputs a warp), GROUP (columns of a
 // scale, a multiple of 32), SCALE (0 bfloat16, 1 float16, 2 float32), ZERO (0 none: 8; 1 uint8; 2
-// float32).
+// float32), GATED.
+//
+// GATED: rows of gate and then as many rows of up are one weight, and silu(gate) up is stored. A block
+// then has STORED rows of gate, and behind them the same rows of up.
 //
 // The weight is the left operand of the matrix unit: outputs are its rows. Of 16 bytes of codes the low
 // halves are 16 columns and the high halves the 16 behind them (IntWeight); a thread takes 4 bytes of
@@ -42,14 +45,16 @@ __device__ __forceinline__ void pairs_of(u32* pairs, uint2 low, uint2 high) {
 }
 
 // A stage of 16 NT rows of codes. from: this lane's row and 16 bytes, at stage 0; to: its place in
-// shared memory. outs_left: how many rows there are from its row on.
+// shared memory. outs_left: how many rows there are from its row on (of gate, and of up as many). between:
+// rows from a block's last one of gate to its first of up.
 __device__ __forceinline__ void fetch_codes(u32 to, const unsigned char* from, int stage,
-                                            int columns, int outs_left) {
+                                            int columns, int outs_left, int between) {
   const u16* at = (const u16*)(from + stage * (STAGE / 2));
   const bool exists = GROUP % STAGE == 0 || stage * STAGE + (threadIdx.x & 3) * 32 < columns;
 #pragma unroll
   for (int e = 0; e < 2 * NT; e++) {
-    copy_async(to + e * 512, at, exists && e * 8 < outs_left ? 16 : 0);
+    if (GATED && e == NT) at += (u64)between * (columns / 4);
+    copy_async(to + e * 512, at, exists && e % (2 * NT / (1 + GATED)) * 8 < outs_left ? 16 : 0);
     at += 2 * columns;  // 8 rows
   }
 }
@@ -70,4 +75,18 @@ __device__ __forceinline__ float scale_of(u32 raw) {
 
 __device__ __forceinline__ float zero_of(u32 raw) {
   return ZERO == 0 ? 8.f : ZERO == 1 ? (float)raw : __uint_as_float(raw);
+}
+
+// silu of a value of half precision, before it is rounded. The operations of Triton's kernel
+// (activation_triton.py), so that the bits are the same.
+__device__ __forceinline__ float silu(float gate) {
+  return divided(gate, 1.f + power_of_2(gate * -1.442695041f));
+}
+
+// Two outputs: sums of gate and up, rounded as the product rounds them, become silu(gate) up, of which
+// silu is rounded first.
+__device__ __forceinline__ u32 gated_pair(float gate, float next_gate, float up, float next_up) {
+  const u32 gates = pack(gate, next_gate);
+  const u32 acts = pack(silu(widen((u16)gates)), silu(widen((u16)(gates >> 16))));
+  return multiply_pairs(acts, pack(up, next_up));
 }

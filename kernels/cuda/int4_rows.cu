@@ -4,7 +4,7 @@
 // Compile-time: those of int4.cuh, NT (tiles of 16 outputs a block), MT (tiles of 8 rows a block),
 // WARPS, PARTS (of neighbouring warps, whose sums are added first, then those of two neighbouring parts),
 // SLOTS (stages of a warp whose copies are on their way), AHEAD (whether x is loaded a stage before it is
-// multiplied), BIAS.
+// multiplied), BIAS. With GATED, NT is even, and the up rows' scales and zeros begin at whole 16 bytes.
 //
 // A block computes 16 NT outputs of 8 MT rows; its warps take stages of 128 columns in turn. Codes go
 // through a ring in shared memory that each warp has for itself, so that many are on their way and
@@ -16,6 +16,7 @@
 #include "int4.cuh"
 
 #define OUTS (16 * NT)
+#define STORED (OUTS / (1 + GATED))
 #define ROWS (8 * MT)
 #define THREADS (32 * WARPS)
 #define SLOT_BYTES (1024 * NT)
@@ -59,12 +60,29 @@ __device__ __forceinline__ void pairs_of_stage(u32 (&b)[CHUNKS][MT][4], uint2 (&
     for (int m = 0; m < MT; m++) pairs_of(b[c][m], low[c][m], high[c][m]);
 }
 
+// Of an output of a row. sums: that of the first warp; those of the others lie ROWS * WIDTH apart.
+__device__ __forceinline__ float sum_of_warps(const float* sums) {
+  float sum = 0.f, of_even = 0.f;
+#pragma unroll
+  for (int of = 0; of < PARTS; of++) {
+    float of_part = 0.f;
+#pragma unroll
+    for (int w = of * WARPS / PARTS; w < (of + 1) * WARPS / PARTS; w++) of_part += sums[w * ROWS * WIDTH];
+    if (of % 2 == 0 && PARTS > 1)
+      of_even = of_part;
+    else
+      sum += of_even + of_part;
+  }
+  return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
     const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
     const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
-  const int first_out = blockIdx.x * OUTS, first_row = blockIdx.y * ROWS;
+  const int first_out = blockIdx.x * STORED, first_row = blockIdx.y * ROWS;
+  const int stored = num_outs / (1 + GATED), between = stored - STORED;
   const int groups = columns / GROUP, stages = (columns + STAGE - 1) / STAGE;
   const int scale_bytes = ALIGNED(OUTS * groups * SCALE_BYTES);
   const int zero_bytes = ALIGNED(OUTS * groups * ZERO_BYTES);
@@ -73,21 +91,26 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   unsigned char* scales = shared + RING_BYTES;
   unsigned char* zeros = scales + scale_bytes;
-  const int left = (num_outs - first_out) * groups;
-  const u64 before = (u64)first_out * groups;
-  fetch_flat(base + RING_BYTES, scale + before * SCALE_BYTES, scale_bytes, left * SCALE_BYTES);
-  if (ZERO)
-    fetch_flat(base + RING_BYTES + scale_bytes, zero + before * ZERO_BYTES, zero_bytes,
-               left * ZERO_BYTES);
+  const int left = (stored - first_out) * groups;
+#pragma unroll
+  for (int half = 0; half < 1 + GATED; half++) {
+    const int in_scales = scale_bytes / (1 + GATED), in_zeros = zero_bytes / (1 + GATED);
+    const u64 before = (u64)(first_out + half * stored) * groups;
+    fetch_flat(base + RING_BYTES + half * in_scales, scale + before * SCALE_BYTES, in_scales,
+               left * SCALE_BYTES);
+    if (ZERO)
+      fetch_flat(base + RING_BYTES + scale_bytes + half * in_zeros, zero + before * ZERO_BYTES, in_zeros,
+                 left * ZERO_BYTES);
+  }
   // Pieces of a row are turned by its number, so that lanes of all rows read different banks.
   const u32 ring = warp * SLOTS * SLOT_BYTES + row * 64;
   const u32 to = base + ring + ((part + (row >> 1)) & 3) * 16;
   const unsigned char* mine = codes + (u64)(first_out + row) * (columns / 2) + part * 16;
-  const int outs_left = num_outs - first_out - row;
+  const int outs_left = stored - first_out - row;
 #pragma unroll
   for (int slot = 0; slot < SLOTS; slot++) {
     const int stage = warp + slot * WARPS;
-    if (stage < stages) fetch_codes(to + slot * SLOT_BYTES, mine, stage, columns, outs_left);
+    if (stage < stages) fetch_codes(to + slot * SLOT_BYTES, mine, stage, columns, outs_left, between);
     end_of_copies();
   }
   wait_for_last_kernel();
@@ -164,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
     }
     __syncwarp();  // all lanes have read the slot
     if (stage + SLOTS * WARPS < stages)
-      fetch_codes(to + slot * SLOT_BYTES, mine, stage + SLOTS * WARPS, columns, outs_left);
+      fetch_codes(to + slot * SLOT_BYTES, mine, stage + SLOTS * WARPS, columns, outs_left, between);
     end_of_copies();
     slot = slot + 1 == SLOTS ? 0 : slot + 1;
   }
@@ -180,22 +203,14 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
       for (int i = 0; i < 4; i++)
         partial[(m * 8 + part * 2 + i % 2) * WIDTH + n * 16 + row + i / 2 * 8] = acc[n][m][i];
   __syncthreads();
-  for (int cell = threadIdx.x; cell < ROWS * OUTS; cell += THREADS) {
-    const int r = cell / OUTS, c = cell % OUTS, o = first_out + c;
-    if (first_row + r >= num_rows || o >= num_outs) continue;
-    float sum = 0.f, of_even = 0.f;
-#pragma unroll
-    for (int of = 0; of < PARTS; of++) {
-      float of_part = 0.f;
-#pragma unroll
-      for (int w = of * WARPS / PARTS; w < (of + 1) * WARPS / PARTS; w++)
-        of_part += ((const float*)shared)[(w * ROWS + r) * WIDTH + c];
-      if (of % 2 == 0 && PARTS > 1)
-        of_even = of_part;
-      else
-        sum += of_even + of_part;
-    }
+  for (int cell = threadIdx.x; cell < ROWS * STORED; cell += THREADS) {
+    const int r = cell / STORED, c = cell % STORED, o = first_out + c;
+    if (first_row + r >= num_rows || o >= stored) continue;
+    const float* of_row = (const float*)shared + r * WIDTH + c;
+    float sum = sum_of_warps(of_row), up = GATED ? sum_of_warps(of_row + STORED) : 0.f;
     if (BIAS) sum += widen(bias[o]);
-    out[(u64)(first_row + r) * num_outs + o] = (u16)(pack(sum, 0.f) & 0xffff);
+    if (BIAS && GATED) up += widen(bias[stored + o]);
+    const u32 made = GATED ? gated_pair(sum, 0.f, up, 0.f) : pack(sum, 0.f);
+    out[(u64)(first_row + r) * stored + o] = (u16)(made & 0xffff);
   }
 }

@@ -34,10 +34,12 @@ __device__ __forceinline__ int stage_at(int rank, int turn, int stages) {
 
 // A stage of codes: a lane has 16 bytes of some rows. Pieces of a row change places by its number,
 // so that lanes of all rows read different banks.
-__device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, int columns, int outs_left) {
+__device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, int columns, int outs_left,
+                                           int between) {
 #pragma unroll
   for (int o = 0; o < OUTS; o += COPIERS / 4) {
-    if (o < outs_left) copy_async(to + o * 64, (const u16*)from, 16);
+    if (GATED && o == STORED) from += (u64)between * (columns / 2);
+    if (o % STORED < outs_left) copy_async(to + o * 64, (const u16*)from, 16);
     from += COPIERS / 8 * columns;
   }
 }
@@ -60,8 +62,8 @@ __device__ __forceinline__ void copy_rows(u32 to, u32 to_odd, const u16* from, i
 
 // What the warps do that copy.
 __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsigned char* codes, int rank,
-                                            int count, int rows_left, int outs_left, int columns,
-                                            int stride_x) {
+                                            int count, int rows_left, int outs_left, int between,
+                                            int columns, int stride_x) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x - SHARERS) >> 5, piece = lane & 3;
   const int stages = columns / STAGE, out = warp * 8 + (lane >> 2);
   const int row = warp * 8 + (lane >> 2 & 1) * 4 + (lane >> 3);  // eight lanes write to all banks
@@ -72,7 +74,7 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
   Walk ahead = {rank * MINE, rank * MINE}, walk = ahead;
 #pragma unroll 1
   for (int slot = 0; slot < min(EARLY, count); slot++) {
-    copy_codes(to + slot * CODE_SLOT, codes + ahead.stage * (STAGE / 2), columns, outs_left - out);
+    copy_codes(to + slot * CODE_SLOT, codes + ahead.stage * (STAGE / 2), columns, outs_left - out, between);
     ahead.step(stages);
   }
   wait_for_last_kernel();
@@ -81,7 +83,7 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
   for (int turn = 0; turn < count; turn++) {
     if (turn >= SLOTS) wait_at(READ(slot), turns & 1);
     if (turn >= EARLY)
-      copy_codes(to + slot * CODE_SLOT, codes + walk.stage * (STAGE / 2), columns, outs_left - out);
+      copy_codes(to + slot * CODE_SLOT, codes + walk.stage * (STAGE / 2), columns, outs_left - out, between);
     copy_rows(to_x + slot * X_SLOT, to_odd + slot * X_SLOT, x + walk.stage * STAGE, row, rows_left - row,
               stride_x);
     arrive_after_copies(LANDED(slot));

@@ -1,6 +1,6 @@
 // Linear layer for dozens and hundreds of rows with a weight of 4 bits, by products of a warpgroup.
 //
-// The number of outputs is a multiple of 4.
+// The number of outputs that are stored is a multiple of 4.
 //
 // Compile-time: those of int4.cuh (NT 1, GROUP a multiple of 128, ZERO 0 or 1), MT (tiles of 8 rows a
 // block: 1, 2, 4, 8 or 16), WARPS (that multiply, a multiple of 4), SLOTS (stages in shared memory, 8 at
@@ -26,6 +26,7 @@
 
 #define ROWS (8 * MT)
 #define OUTS (16 * WARPS)
+#define STORED (OUTS / (1 + GATED))
 #define SHARERS (32 * WARPS)  // threads that multiply
 #define COPIERS 64            // threads that copy
 #define THREADS (SHARERS + 128)
@@ -59,34 +60,43 @@
 #include "int4_stages.cuh"
 #include "int4_widen.cuh"
 
-// The sums of the blocks of a cluster, of the rows that this one stores. partial: [ROWS][WIDTH] of each.
-__device__ __forceinline__ void add_blocks(const float* partial, const u16* bias, u16* out, int rank,
-                                           int rows, int first_row, int first_block, int num_outs) {
-  for (int cell = threadIdx.x * 4; cell < (ROWS + CLUSTER - 1) / CLUSTER * OUTS; cell += SHARERS * 4) {
-    const int r = cell / OUTS * CLUSTER + rank, c = cell % OUTS, o = first_block + c;
-    if (r >= rows || o >= num_outs) continue;
-    float sum[4] = {};
-    float4 of_even = {};
+// Four neighbouring sums of the blocks of a cluster. partial: in each. bias: of the first.
+__device__ __forceinline__ void sum_of_blocks(float (&sum)[4], const float* partial, const u16* bias) {
+  float4 of_even = {};
 #pragma unroll
-    for (int block = 0; block < CLUSTER; block++) {
+  for (int block = 0; block < CLUSTER; block++) {
 #if CLUSTER > 1
-      const float4 of_block = load_four_of_block(partial + r * WIDTH + c, block);
+    const float4 of_block = load_four_of_block(partial, block);
 #else
-      const float4 of_block = *(const float4*)(partial + r * WIDTH + c);
+    const float4 of_block = *(const float4*)partial;
 #endif
-      if (CLUSTER > 1 && MY_PARTS == 1 && block % 2 == 0) {  // with the one behind it first
-        of_even = of_block;
-      } else {
-        sum[0] += of_even.x + of_block.x, sum[1] += of_even.y + of_block.y;
-        sum[2] += of_even.z + of_block.z, sum[3] += of_even.w + of_block.w;
-      }
+    if (CLUSTER > 1 && MY_PARTS == 1 && block % 2 == 0) {  // with the one behind it first
+      of_even = of_block;
+    } else {
+      sum[0] += of_even.x + of_block.x, sum[1] += of_even.y + of_block.y;
+      sum[2] += of_even.z + of_block.z, sum[3] += of_even.w + of_block.w;
     }
-    if (BIAS) {
+  }
+  if (BIAS) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) sum[i] += widen(bias[o + i]);
-    }
-    *(uint2*)(out + (u64)(first_row + r) * num_outs + o) =
-        make_uint2(pack(sum[0], sum[1]), pack(sum[2], sum[3]));
+    for (int i = 0; i < 4; i++) sum[i] += widen(bias[i]);
+  }
+}
+
+// The rows that this block of a cluster stores. partial: [ROWS][WIDTH] of each block. stored: outputs of
+// all blocks.
+__device__ __forceinline__ void add_blocks(const float* partial, const u16* bias, u16* out, int rank,
+                                           int rows, int first_row, int first_block, int stored) {
+  for (int cell = threadIdx.x * 4; cell < (ROWS + CLUSTER - 1) / CLUSTER * STORED; cell += SHARERS * 4) {
+    const int r = cell / STORED * CLUSTER + rank, c = cell % STORED, o = first_block + c;
+    if (r >= rows || o >= stored) continue;
+    const float* of_row = partial + r * WIDTH + c;
+    float sum[4] = {}, up[4] = {};
+    sum_of_blocks(sum, of_row, bias + o);
+    if (GATED) sum_of_blocks(up, of_row + STORED, bias + stored + o);
+    const u32 low = GATED ? gated_pair(sum[0], sum[1], up[0], up[1]) : pack(sum[0], sum[1]);
+    const u32 high = GATED ? gated_pair(sum[2], sum[3], up[2], up[3]) : pack(sum[2], sum[3]);
+    *(uint2*)(out + (u64)(first_row + r) * stored + o) = make_uint2(low, high);
   }
 }
 
@@ -96,7 +106,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
   const int rank = blockIdx.x % CLUSTER, first_row = blockIdx.x / CLUSTER * ROWS;
-  const int first_block = blockIdx.y * OUTS, first_out = first_block + warp * 16;
+  const int stored = num_outs / (1 + GATED), between = stored - STORED;
+  const int first_block = blockIdx.y * STORED;
+  const int first_out = first_block + warp * 16 + (GATED && warp * 16 >= STORED ? between : 0);
   const int stages = columns / STAGE, count = stages_of(rank, stages);
   allow_next_kernel();
 
@@ -116,7 +128,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     give_registers(TO_COPY);
     if (warp < WARPS + COPIERS / 32)
       copy_stages(base, x + (u64)first_row * stride_x, codes + (u64)first_block * (columns / 2), rank,
-                  count, num_rows - first_row, num_outs - first_block, columns, stride_x);
+                  count, num_rows - first_row, stored - first_block, between, columns, stride_x);
     else if (warp == WARPS + COPIERS / 32)
       show_stages(base, count);
     __syncthreads();  // as the others do
@@ -217,7 +229,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     for (int i = 0; i < 4 * MT; i++)
       partial[(i / 4 * 8 + part * 2 + i % 2) * WIDTH + warp * 16 + row + i % 4 / 2 * 8] = acc[i];
     meet_sharers();
-    add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, num_outs);
+    add_blocks(partial, bias, out, rank, min(num_rows - first_row, ROWS), first_row, first_block, stored);
     if (CLUSTER > 1) meet_sharers();  // the others have read this block's sums
   }
 }

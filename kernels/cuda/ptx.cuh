@@ -41,6 +41,22 @@ __device__ __forceinline__ uint4 load_fresh(const u16* at) {
   return v;
 }
 
+// Zeros where there is nothing.
+__device__ __forceinline__ uint4 load_fresh_if(bool exists, const u16* at) {
+  uint4 v;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+               "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+               "@p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(at), "r"((u32)exists) : "memory");
+  return v;
+}
+
+// An address that is computed where this stands.
+__device__ __forceinline__ const u16* computed_now(const u16* at) {
+  asm volatile("" : "+l"(at));
+  return at;
+}
+
 __device__ __forceinline__ u16 load_fresh_one(const u16* at) {
   u16 v;
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
@@ -154,6 +170,17 @@ __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
   return v;
 }
 
+// Sums of two pairs, each rounded once.
+__device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
+  u32 v;
+#if TYPE == 0
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#else
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#endif
+  return v;
+}
+
 // The value, which ptxas cannot compute anew where it is used.
 __device__ __forceinline__ u32 kept(u32 value) {
   asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(value) : "r"(threadIdx.x & 31));
@@ -171,6 +198,22 @@ __device__ __forceinline__ float reciprocal(float v) {
   float one_by;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(one_by) : "f"(v));
   return one_by;
+}
+
+// Four values rounded to E4M3; beyond 448 they are 448.
+__device__ __forceinline__ u32 codes_of_four(float a, float b, float c, float d) {
+  u32 v;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
+      : "=r"(v) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return v;
+}
+
+// a / b, nearly, as Triton divides.
+__device__ __forceinline__ float divided(float a, float b) {
+  float quotient;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  return quotient;
 }
 
 // c += a b: [16, 16] x [16, 8], fragments as PTX lays them out (mma.m16n8k16).
@@ -368,6 +411,14 @@ __device__ __forceinline__ void store_in_block(u64* at, int block, u64 value) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
   asm volatile("st.shared::cluster.u64 [%0], %1;" :: "r"(there), "l"(value) : "memory");
+}
+
+// The same of a word of 32 bits; a barrier of that block is told of its four bytes.
+__device__ __forceinline__ void send_to_block(u32* at, int block, u32 value, u32 barrier) {
+  asm volatile("{\n.reg .b32 there, told;\n"
+               "mapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 told, %3, %2;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %1, [told];\n}"
+               :: "r"((u32)__cvta_generic_to_shared(at)), "r"(value), "r"(block), "r"(barrier) : "memory");
 }
 
 // From the same place of another block's shared memory, of the same cluster.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.kernels.custom_op import CustomOp
 from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.linear import activation_ref
+from specengine.kernels.linear import activation_ref, rounded_cuda
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.rounded import rounding_of
 from specengine.kernels.native import ops as native
@@ -31,9 +31,12 @@ def act_and_mul(
 
     x: [T, 2I], rows contiguous -> [T, I]. activation: a key of ACTIVATIONS. Any device; Triton on
     CUDA, for silu also C for few rows on a CPU. into: the form to which the rows' reader rounds
-    them; where Triton's kernel can, it does so here (rounded.py).
+    them; where a kernel can, it does so here (rounded.py), the one in CUDA C++ with Triton's bits.
     """
-    rounds = rounding_of(into, x.shape[-1] // 2)
+    width = x.shape[-1] // 2
+    if activation == "silu" and rounded_cuda.takes(x, width, into, backend):
+        return rounded_cuda.silu_and_mul(x)
+    rounds = rounding_of(into, width)
     if rounds and activation in _TRITON and use_triton(backend, x):
         from specengine.kernels.linear import activation_triton
 

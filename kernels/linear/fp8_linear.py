@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_ref
+from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_ref, rounded_cuda
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 
@@ -43,7 +43,8 @@ def fp8_linear(
                 return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
             rounded = quantise_rows(x, weight.input, backend="triton")
             return F.linear(*dequantise_triton.dequantise_both(*rounded, weight, x.dtype), bias)
-    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias)
+    inputs = None if weight.input is None else quantise_rows(x, weight.input, backend=backend)
+    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias, rounded=inputs)
 
 
 def scales_product(x: Tensor, weight: Fp8Weight) -> bool:
@@ -70,6 +71,8 @@ def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tu
     kept = found_beside(x, form)
     if kept is not None:
         return kept
+    if rounded_cuda.takes(x, x.shape[1], form, backend):
+        return rounded_cuda.quantise_rows(x)
     if use_triton(backend, x):
         from specengine.kernels.linear import fp8_linear_triton
 

@@ -249,15 +249,21 @@ def multiplies_codes(x: Tensor, weight: Fp8Weight) -> bool:
 
 
 def fp8_linear(
-    x: Tensor, weight: Fp8Weight, bias: Tensor | None, tile: Tile | None = None
+    x: Tensor,
+    weight: Fp8Weight,
+    bias: Tensor | None,
+    tile: Tile | None = None,
+    rounded: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
+    """rounded: what `quantise_rows` gives of x."""
     num_rows, columns = x.shape
     num_outs = weight.shape[0]
     out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
     inputs, scale = x, None
     wide: torch.dtype | None = x.dtype
     if weight.input is not None:
-        inputs, scale = found_beside(x, weight.input) or quantise_rows(x, weight.input)
+        kept = rounded or found_beside(x, weight.input)
+        inputs, scale = kept or quantise_rows(x, weight.input)
         # Codes are float16 numbers, and float16 is what the processor widens them to.
         wide = torch.float32 if x.dtype == torch.float32 else torch.float16
         wide = None if multiplies_codes(x, weight) else wide

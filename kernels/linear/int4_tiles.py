@@ -21,6 +21,7 @@ EXACT_ROWS = 128  # up to which both kernels scale sums in float32, and a row ha
 ROUNDED_ROWS = 256  # up to which many weights rounded in registers beat dequantised ones
 MANY_WEIGHTS = 1 << 25
 MANY_OUTS = 16384
+MANY_DEEP_OUTS = 8192
 
 _PROCESSORS = 132  # of an H100 or H200
 _IN_CLUSTERS = 120  # of them that clusters of four or eight blocks fill: 128 blocks do not fit
@@ -174,7 +175,10 @@ def most_rows(num_outs: int, columns: int) -> int:
 
 def few_rows(num_outs: int, columns: int) -> int:
     """Up to which the kernel for few rows is the faster: at 8 rows it takes 5% longer with many
-    outputs and less with fewer; at 16 rows less with a deep weight of few outputs alone."""
+    outputs and less with fewer; at 16 rows less with a deep weight of few outputs alone. With a
+    deep weight of more outputs (14336 of 8192 columns) it takes a fifth longer from one row on."""
+    if num_outs > MANY_DEEP_OUTS and ways_of(num_outs, columns) == 16:
+        return 0
     if num_outs >= MANY_OUTS:
         return 6
     return FEW_ROWS if num_outs <= 4096 and columns > _DEEP else 8
@@ -229,11 +233,12 @@ def _blocks_at_once(tile: WideTile, shared: int, eights: int) -> int:
 def _busy(tile: WideTile, num_blocks: int, at_once: int, eights: int) -> int:
     """How long blocks of one stage keep a multiprocessor busy, in outputs times rows (in eights):
     codes are widened once whatever the rows, and rows are copied whatever the outputs. Blocks of a
-    cluster come to a multiprocessor together even where others have none."""
+    cluster come to a multiprocessor together even where others have none. A block that is alone
+    there waits for its copies by itself."""
     processors = _IN_CLUSTERS if tile.blocks >= 4 else _PROCESSORS
     full, rest = divmod(num_blocks, at_once * processors)
     turns = full * at_once + -(-rest // processors)
     if tile.blocks > 1:
         turns = max(turns, at_once)
     of_stage = tile.outs * (eights + _TO_WIDEN) + _TO_COPY * eights
-    return turns * max(of_stage, _LEAST // at_once)
+    return turns * max(of_stage, _LEAST // min(at_once, turns))

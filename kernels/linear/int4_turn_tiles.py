@@ -14,7 +14,7 @@ from specengine.kernels.linear.int4_tiles import STAGE, parts_of, ways_of
 from specengine.kernels.linear.quantised import IntWeight
 
 MOST_ROWS = 8
-UNIT = 2048  # columns, of which a depth is a multiple: scales and zeros of a row are whole 16 bytes
+COLUMNS = (2048, 4096)  # of deeper weights the kernel for few rows is the faster, or that for dozens
 GROUP = 128
 
 _PROCESSORS = 132  # of an H100 or H200
@@ -95,7 +95,7 @@ def turn_tile(weight: IntWeight, num_rows: int) -> TurnTile | None:
         num_rows > MOST_ROWS
         or weight.group != GROUP
         or num_outs % 16
-        or columns % UNIT
+        or columns not in COLUMNS
         or zero_type not in (None, 1)
     ):
         return None

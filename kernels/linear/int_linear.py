@@ -8,6 +8,7 @@ from torch import Tensor
 from specengine.kernels.cuda import program
 from specengine.kernels.dispatch import Backend, has_dependent_launch, use_triton
 from specengine.kernels.linear import int_linear_cuda, int_linear_ref
+from specengine.kernels.linear.activation import act_and_mul
 from specengine.kernels.linear.quantised import IntWeight
 
 MAX_ROWS = 128  # up to which passes over packed weights cost less than a whole one of 16 bits
@@ -35,6 +36,27 @@ def int_linear(
         x = x if weight.order is None else x.index_select(1, weight.order)
         return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
     return int_linear_triton.int_linear(x, weight, bias)
+
+
+def gated_int_linear(
+    x: Tensor,
+    weight: IntWeight,
+    activation: str,
+    bias: Tensor | None = None,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """``act_and_mul(int_linear(x, weight, bias), activation)``, and its bits.
+
+    x: [T, K]; weight: [2 I, K], rows of gate before those of up; bias: [2 I] or None -> [T, I] of
+    x's dtype. activation: a key of activation.ACTIVATIONS. Any device. One kernel on a GPU, where
+    the product is multiplied in CUDA C++ and the activation is silu.
+    """
+    if len(x) and activation == "silu" and int_linear_cuda.takes_gated(weight):
+        x = x.contiguous()
+        if backend == "cuda" or (backend == "auto" and _takes_cuda(x, weight)):
+            return int_linear_cuda.int_linear(x, weight, bias, gated=True)
+    return act_and_mul(int_linear(x, weight, bias, backend=backend), activation, backend=backend)
 
 
 def _takes_cuda(x: Tensor, weight: IntWeight) -> bool:

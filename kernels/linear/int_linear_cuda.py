@@ -71,6 +71,15 @@ def takes_wide(x: Tensor, weight: IntWeight) -> bool:
     )
 
 
+def takes_gated(weight: IntWeight) -> bool:
+    """Whether the kernels also compute silu(gate) * up of a product that they compute, of a weight
+    whose rows of gate stand before as many of up: whose scales and zeros begin at whole 16 bytes,
+    and of outputs of which rows have whole 8 bytes."""
+    num_outs = weight.shape[0]
+    held = [weight.scale, *([] if weight.zero is None else [weight.zero])]
+    return num_outs % 8 == 0 and all(one.nbytes // 2 % 16 == 0 for one in held)
+
+
 def is_faster(x: Tensor, weight: IntWeight) -> bool:
     """Whether these kernels are faster than Triton's, and than dequantising the weight."""
     return len(x) <= FEW_ROWS or takes_wide(x, weight)
@@ -91,12 +100,17 @@ def int_linear(
     weight: IntWeight,
     bias: Tensor | None,
     tile: Tile | TurnTile | None = None,
+    *,
+    gated: bool = False,
 ) -> Tensor:
+    """gated: silu of the first half of the outputs, times the second half; an even number of
+    `sixteens` in the tile."""
     num_rows, columns = x.shape
     num_outs = weight.shape[0]
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
+    stored = num_outs // 2 if gated else num_outs
+    out = torch.empty((num_rows, stored), dtype=x.dtype, device=x.device)
     tile = tile or tile_for(x, weight)
     eights = tile.eights_of(num_rows)
     shared = tile.shared_bytes(weight, eights)
@@ -110,6 +124,7 @@ def int_linear(
         "SCALE": _SCALES[weight.scale.dtype],
         "ZERO": _ZEROS[None if weight.zero is None else weight.zero.dtype],
         "BIAS": int(bias is not None),
+        "GATED": int(gated),
         **tile.defines,
     }
     if isinstance(tile, TurnTile):

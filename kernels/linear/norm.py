@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.kernels.custom_op import CustomOp
 from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.linear import norm_ref
+from specengine.kernels.linear import norm_ref, rounded_cuda
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.rounded import NOT_ROUNDED, rounding_of
 from specengine.kernels.native import ops as native
@@ -31,8 +31,10 @@ def rms_norm(
     x: [..., H], the last dimension contiguous, at most three dimensions; weight: [H] of x's dtype,
     as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
     shape. Any device; Triton on CUDA. into: the form to which the rows' reader rounds them, [T, H];
-    where Triton's kernel can, it does so here (rounded.py).
+    where a kernel can, it does so here (rounded.py), the one in CUDA C++ with Triton's bits.
     """
+    if x.dim() == 2 and rounded_cuda.takes_norm(x, x, weight, into, backend):
+        return rounded_cuda.rms_norm(x, weight, eps)
     if x.dim() == 2 and (rounds := _rounds(x, into, backend)):
         from specengine.kernels.linear import norm_triton
 
@@ -55,6 +57,8 @@ def fused_add_rms_norm(
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
     CUDA, where both results take one kernel. into: as of rms_norm, of the first result.
     """
+    if rounded_cuda.takes_norm(x, residual, weight, into, backend):
+        return rounded_cuda.fused_add_rms_norm(x, residual, weight, eps)
     if rounds := _rounds(x, into, backend):
         from specengine.kernels.linear import norm_triton
 

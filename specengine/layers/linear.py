@@ -28,6 +28,13 @@ class LinearKernel(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class GatedKernel(Protocol):
+    """Of a packed weight whose rows of gate stand before those of up: maps [T, in] to
+    act(gate) * up, [T, out / 2], with the bits of `act_and_mul` behind the product."""
+
+    def __call__(self, x: Tensor, activation: str) -> Tensor: ...
+
+
 _deferred: ContextVar[bool] = ContextVar("deferred", default=False)
 
 
@@ -130,6 +137,12 @@ class Linear(Numbered):
         """This rank's part of each of the checkpoint's tensors that fill a parameter (weight or
         bias), in the order of `MergedLinear.shards`; None is all of it."""
         return [None]
+
+    @property
+    def gated_kernel(self) -> GatedKernel | None:
+        """The product and the gated activation behind it as one, where the weight has that."""
+        found: GatedKernel | None = getattr(self.kernel, "gated", None)
+        return found
 
     @property
     def takes(self) -> Fp8Input | None:

@@ -12,9 +12,11 @@ from specengine.core.parallel import even_cut
 from specengine.kernels.linear import few_row
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
 from specengine.kernels.linear.quantised import Fp8Input
+from specengine.kernels.opaque import is_traced
 from specengine.layers.linear import ColumnParallelLinear, Linear, MergedLinear, RowParallelLinear
 from specengine.layers.module import Module
 from specengine.layers.norm import RMSNorm
+from specengine.layers.split_ops import Numbered, run_module
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
@@ -52,7 +54,7 @@ class FeedForward(Module):
         return self.down_proj.parts(self.inner(x))
 
 
-class GatedMLP(FeedForward):
+class GatedMLP(FeedForward, Numbered):
     """down(act(gate(x)) * up(x)). activation: a key of kernels.linear.activation.ACTIVATIONS; any
     other raises ModelLoadError."""
 
@@ -70,8 +72,16 @@ class GatedMLP(FeedForward):
         return self.gate_up_proj
 
     def inner(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up_proj.forward(x)
-        return act_and_mul(gate_up, self.activation, into=self.down_proj.takes)
+        gated, into = self.gate_up_proj.gated_kernel, self.down_proj.takes
+        if gated is None or into is not None:  # which it would not round rows to
+            return act_and_mul(self.gate_up_proj.forward(x), self.activation, into=into)
+        if is_traced():
+            return run_module(self, x, self.down_proj.in_features)
+        return gated(x, self.activation)
+
+    def run_module(self, x: Tensor) -> Tensor:
+        """The product with the down projection is in the trace."""
+        return self.inner(x)
 
     def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
         """The stream [T, hidden_size] with what this adds to it, behind its norm: a kernel a

@@ -30,9 +30,12 @@ def kernels(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> Counter[str]
     """How often each was launched."""
     launched = Counter[str]()
 
-    def compiled(source: Path, name: str, *rest: Any) -> EmulatedKernel:
+    def compiled(
+        source: Path, name: str, defines: tuple[tuple[str, int], ...], *rest: Any
+    ) -> EmulatedKernel:
         launched[name] += 1
-        return emulated(source, name, *rest)
+        launched[f"{name} with activation"] += dict(defines)["GATED"]
+        return emulated(source, name, defines, *rest)
 
     monkeypatch.setattr(int_linear_cuda, "compiled", compiled)
     monkeypatch.setattr(int_linear_cuda, "has_warpgroups", lambda x: True)
@@ -59,8 +62,8 @@ def test_rounds_of_more_than_16_rows_change_no_token(
         return [one.token_ids for one in llm.generate(PROMPTS, params)]
 
     expected = greedy()
-    assert kernels["int4_rows"] > 0
+    assert kernels["int4_rows with activation"] > 0
     assert kernels["int4_wgmma"] == 0
     spec = SpecConfig(algorithm="EAGLE3", num_steps=5, draft_model_path=str(draft), adaptive=False)
     assert greedy(spec) == expected
-    assert kernels["int4_wgmma"] > 0
+    assert kernels["int4_wgmma with activation"] > 0

@@ -48,5 +48,18 @@ def test_what_does_not_exist_is_not_read() -> None:
     assert log.p_value > 1e-3
 
 
+def test_draft_that_its_report_gives_no_chance_fails_a_log_that_fits_else() -> None:
+    draw = torch.Generator().manual_seed(0)
+    drawn_B2 = torch.rand(SIZE, 5, generator=draw).argsort(1)[:, :2]
+    proposal = siblings(torch.full((SIZE, 5), 0.2), drawn_B2)
+    assert p_value(proposal) > 1e-3
+    assert proposal.draft_probs is not None
+    proposal.draft_probs = proposal.draft_probs.clone()
+    proposal.draft_probs[0, 1, drawn_B2[0, 0]] = 0.0
+    log = DraftLog()
+    log.note(proposal)
+    assert (log.num_drafts, log.num_impossible, log.p_value) == (2 * SIZE, 1, 0.0)
+
+
 def test_a_log_of_nothing_fails() -> None:
     assert DraftLog().p_value == 0.0

@@ -14,12 +14,13 @@ from specengine.core.grammar import GrammarSpec
 from specengine.core.request import FinishReason, Req, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import DepthChoice
+from specengine.engine.background_capture import QuietTime
 from specengine.engine.loop import Engine
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.proof.scripted_engine import Pace, ScriptedEngine
 from specengine.engine.serving.host import EngineHost
-from specengine.engine.serving.messages import Gained, Generate, Refused, Reply, Request
+from specengine.engine.serving.messages import Abort, Gained, Generate, Refused, Reply, Request
 from specengine.engine.serving.outbox import Outbox
 from specengine.engine.serving.streams import Streams, decode_answer
 from tests.server.conftest import make_tokenizer
@@ -172,6 +173,55 @@ def test_front_end_that_goes_aborts_its_requests_alone() -> None:
     assert {one.rid for one in pair.engine.choices.values()} == {"b"}
     pair.host.receive("front", Generate("c", 9, [65], params, True))  # it comes too late
     assert {one.rid for one in pair.engine.choices.values()} == {"b"}
+
+
+def test_aborted_request_takes_what_waits_for_its_caller_with_it() -> None:
+    pair = Pair()
+    pair.host.receive("front", Generate("a", 0, [65], PARAMS, True))
+    pair.takes = False
+    pair.host.turn()
+    pair.host.receive("front", Abort(0))
+    pair.takes = True
+    pair.host.turn()
+    assert pair.replies == []
+
+
+def test_dropped_stream_is_not_sent_before_it_is_time_for_others() -> None:
+    taken: list[Reply] = []
+    box = Outbox(lambda reply: bool(taken.append(reply)) or True, 1.0)
+    for stream in range(2):
+        choice = choice_of()
+        choice.req.output_ids.append(1)
+        box.add(stream, choice)
+    box.drop(range(1))
+    assert box.flush(0.5)
+    assert [list(cast(Gained, one).tokens) for one in taken] == [[1]]
+
+
+def test_host_keeps_nothing_of_a_request_whose_choices_have_ended() -> None:
+    pair = Pair()
+    pair.host.receive("front", Generate("a", 0, [65], SamplingParams(max_tokens=1, n=2), True))
+    while pair.engine.has_work:
+        assert "a" in pair.host._open
+        pair.host.turn()
+    assert not pair.host._open
+    assert not pair.host._fronts["front"].requests
+
+
+def test_quiet_time_of_a_host_begins_at_the_end_of_a_step() -> None:
+    now = [0.0]
+    engine: Any = ScriptedEngine(make_tokenizer(), 256, Pace(), EngineConfig())
+    engine.use_idle_moment = lambda may_capture, _: may_capture
+    quiet = QuietTime(1.0, lambda: now[0])
+    host = EngineHost(engine, lambda: None, lambda: False, prepares=True, quiet=quiet)
+    host.connect("front", lambda _: True)
+    host.receive("front", Generate("a", 0, [65], SamplingParams(max_tokens=1), True))
+    now[0] = 10.0
+    assert host.turn() == 0.0
+    assert not engine.has_work
+    assert host.turn() == 1.0
+    now[0] = 11.0
+    assert host.turn() == 0.0, "it captures"
 
 
 def test_iterator_that_is_closed_aborts_its_request() -> None:

@@ -19,6 +19,7 @@ from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.round.key import RoundKey
 from specengine.engine.split_build import join_pipeline
+from specengine.engine.split_job import SplitJob
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.runner.fallbacks import HOOKED
 from specengine.runner.layer_hooks import AddedHook
@@ -238,6 +239,21 @@ def test_aborted_prompts_give_their_pages_back_and_write_none_of_them(
     assert llm.engine.stats().num_free_slots == free
     assert split_of(llm).counters["left"] == len(rids)
     assert not split_of(llm).jobs
+
+
+def test_layers_to_come_of_a_prompt_that_left_write_to_slot_0() -> None:
+    """Whoever is given its slots may have run these layers before."""
+    lens, slots = [2, 3, 1], torch.tensor([4, 5, 6, 7, 8, 9])
+    reqs = [Req(f"r{length}", [1] * length, GREEDY) for length in lens]
+    batch: Any = SimpleNamespace(reqs=reqs)
+    on_device: Any = SimpleNamespace(out_cache_loc=slots, extend_lens_cpu=lens)
+    scheduler: Any = SimpleNamespace(queues=SimpleNamespace(split=dict.fromkeys(reqs, batch)))
+    given: Any = None, scheduler, SimpleNamespace(), None, SplitStreams(), None
+    split = SplitPrefills(*given, jobs=[SplitJob(batch, on_device, [0, 1, 2])])
+    del scheduler.queues.split[reqs[1]]
+    split.settle()
+    assert slots.tolist() == [4, 5, 0, 0, 0, 9]
+    assert [job.kept for job in split.jobs] == [[0, 2]]
 
 
 def test_a_prompt_of_higher_priority_goes_first(

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Timer
 
 import pytest
 import torch
@@ -128,6 +129,27 @@ def test_calls_of_alternating_forms_keep_their_turns_when_ranks_are_late(mixed_p
     assert {size <= 4096 for size in sizes} == {False, True}
     for found in mixed_pair.run(calls, now_and_then):
         assert all(torch.equal(one, expected(call)) for one, call in zip(found, calls, strict=True))
+
+
+def test_sum_waits_for_each_word_of_a_chunk(
+    emulated_pair: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the four that the other rank sends, each comes once later than the others."""
+    monkeypatch.setattr(pair_sum, "compiled", emulated_pair)
+    pair, call = made(ALL, 4), drawn((1, 512), torch.float32, False)
+    pair.sides[0](call[0], gives_up_after=0)
+    words = pair.mailboxes[1][: pair_sum._WORDS_AREA].view(torch.int64)
+    of_block = words.view(2, -1, 2, pair_sum._THREADS, 2)[:, 0]
+    for late in (of_block[:, half, :, word] for half in range(2) for word in range(2)):
+        sent = late.clone()
+        late.zero_()
+        pair.sides[1]._turns.zero_()
+        arrival = Timer(0.01, late.copy_, [sent])
+        arrival.start()
+        with split_over(PretendedRanks(2, 1)):
+            found = pair.sides[1](call[1], gives_up_after=1)
+        arrival.join()
+        assert torch.equal(found, expected(call))
 
 
 def test_turns_go_on_beyond_32_bits(pair: Pair) -> None:

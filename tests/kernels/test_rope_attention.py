@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specengine.kernels.attention import rope_attention_blocks
 from specengine.kernels.attention import rope_attention_triton as triton_kernel
 from specengine.kernels.attention.rope_attention import rope_attention
-from specengine.kernels.attention.rope_attention_blocks import Blocks, blocks_for, rows_for, within
+from specengine.kernels.attention.rope_attention_blocks import (
+    Blocks,
+    blocks_for,
+    choose_splits,
+    rows_for,
+    within,
+)
 from specengine.kernels.attention.types import HeadNorms
 from specengine.kernels.dispatch import Backend
 from tests.kernels.test_paged_attention import (
@@ -197,7 +205,19 @@ def test_programs_of_many_requests() -> None:
     assert [(one.keys, one.stages) for one in found] == [(128, 1), *[(128, 3)] * 2, *[(64, 3)] * 2]
     assert [one.peels for one in found] == [True, False, False, False, False]
     wide = [blocks_for(torch.bfloat16, 128, groups, 4) for groups in (64, 256, 1024, 2048)]
-    assert [(one.keys, one.warps) for one in wide] == [(128, 4), (128, 4), (64, 4), (32, 2)]
+    assert [(one.keys, one.warps) for one in wide] == [(64, 4), (128, 4), (64, 4), (32, 2)]
+
+
+@pytest.mark.parametrize(("groups", "shares"), [(8, 32), (32, 12), (64, 6), (128, 3), (192, 2)])
+def test_programs_that_share_keys_run_at_once(
+    groups: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an H200, whatever the texts' lengths: those of a graph are not known."""
+    monkeypatch.setattr(rope_attention_blocks, "multiprocessors", lambda device: 132)
+    batch = replace(inputs([(70, 4)], torch.device("cpu")).batch, max_keys=8192)
+    batch = replace(batch, counters=torch.zeros(512, dtype=torch.int32))
+    blocks = blocks_for(torch.bfloat16, 128, groups, 16)
+    assert choose_splits(batch, groups, blocks, torch.device("cpu")) == shares
 
 
 def test_first_keys_after_the_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

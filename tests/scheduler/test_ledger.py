@@ -6,6 +6,7 @@ import pytest
 
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
+from specengine.memory.state_snapshots import StateSnapshots
 from specengine.scheduler.ledger import KVLedger
 from tests.scheduler.fake_engine import Setup
 
@@ -134,3 +135,14 @@ def test_a_request_without_a_row_has_nothing_to_release() -> None:
     assert not ledger.open(waiting, 0)
     ledger.release(waiting)
     assert ledger.rows.num_free == 0
+
+
+def test_snapshot_slot_of_a_prompt_that_leaves_before_it_is_shared_is_given_back() -> None:
+    ledger = Setup(page_size=4).scheduler().ledger
+    ledger.snapshots = StateSnapshots(10, 1, lambda _: None)
+    req = opened(ledger, "r", list(range(10)))
+    assert ledger.take_saves(req, 10) == [(8, 10)]
+    ledger.check([req])
+    ledger.release(req)
+    ledger.check([])
+    assert ledger.snapshots.take() == 10

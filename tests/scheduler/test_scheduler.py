@@ -8,7 +8,7 @@ import pytest
 
 from specengine.core.errors import InvariantError, RequestError
 from specengine.core.forward_mode import ForwardMode
-from specengine.core.request import Req, ReqState, TokenLogprob
+from specengine.core.request import FinishReason, Req, ReqState, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import PrefillResult, VerifyResult
 from tests.scheduler.fake_engine import FakeEngine, Setup
@@ -70,6 +70,17 @@ def test_short_prompt_beside_ten_of_2000_tokens_waits_for_one_forward_and_costs_
         ended = forwards if ended is None and short.is_finished else ended
     assert ended == 1
     assert forwards == -(-(10 * 2_000 + 30) // 512)  # all of them full but the last
+
+
+def test_prompts_that_started_together_and_took_nothing_keep_their_places() -> None:
+    """Where they have more tokens than several may have in one forward, the first is alone in it;
+    a shorter one had started before a longer one."""
+    engine = FakeEngine(Setup(chunk=64, num_slots=512, context_len=200))
+    for rid, size in (("a", 100), ("b", 40), ("c", 30)):
+        add(engine, rid, prompt(size, first=ord(rid)))
+    (chunk,) = engine.scheduler.admission.plan(most_together=1)
+    assert chunk.req.rid == "a"
+    assert [req.rid for req in engine.scheduler.queues.prefilling] == ["a", "b", "c"]
 
 
 def test_short_prompt_of_lower_priority_waits_for_a_long_one() -> None:
@@ -162,6 +173,7 @@ def test_mixed_batches_carry_running_requests() -> None:
         (DECODE, {"a": 1, "b": 1}),
     ]
     assert (len(req.output_ids), req.spec.num_steps) == (5, 4)
+    assert engine.scheduler.spec_totals.num_rounds == 4 + 1
 
 
 def test_no_more_requests_run_than_there_are_rows() -> None:
@@ -280,6 +292,47 @@ def test_the_newest_request_is_retracted_and_comes_back(num_slots: int) -> None:
     assert late.is_finished
 
 
+def test_retracted_request_tells_its_prompt_and_counts_its_cached_tokens_once() -> None:
+    engine = FakeEngine(Setup(chunk=4))
+    req = add(engine, "r", prompt(10), prompt_logprobs=0)
+    engine.step()
+    req.prompt_logprobs.append(TokenLogprob(1, -1.0))
+    engine.scheduler.lifecycle.retract(req)
+    assert not req.prompt_logprobs, "its prompt runs again"
+    for _ in range(3):
+        engine.step()
+    req.prompt_logprobs.append(TokenLogprob(1, -1.0))
+    engine.scheduler.lifecycle.retract(req)
+    assert req.prompt_logprobs, "with an output it does not"
+    engine.step()
+    assert (req.kv_len, req.prefix_hit_len, engine.scheduler.num_prompt_tokens) == (10, 0, 10)
+
+
+def test_demand_grows_with_retractions_and_decays_with_rounds_to_a_tenth() -> None:
+    engine = FakeEngine(Setup(num_slots=48))
+    demand = engine.scheduler.admission.demand
+    for number in range(2):
+        add(engine, f"r{number}", prompt(8, first=1 + 8 * number), max_tokens=30)
+    steps(engine, 3)
+    assert demand.share < 0.5
+    while not engine.scheduler.num_retractions:
+        before = demand.share
+        engine.step()
+    assert demand.share > before
+    for _ in range(1000):
+        demand.decay()
+    assert demand.share == 0.1
+
+
+def test_no_round_follows_while_the_scheduler_holds() -> None:
+    engine = FakeEngine(Setup())
+    req = add(engine, "r", prompt(4))
+    engine.step()
+    assert engine.scheduler.follow([req], 2) == [req]
+    engine.scheduler.holds = True
+    assert engine.scheduler.follow([req], 2) == []
+
+
 def test_slots_reserved_ahead_are_taken_back_before_anyone_is_retracted() -> None:
     engine = FakeEngine(Setup(num_slots=160, context_len=140, chunk=-1))
     ahead = add(engine, "ahead", prompt(2), max_tokens=70)
@@ -342,6 +395,14 @@ def test_abort_while_the_forward_runs() -> None:
     engine.scheduler.commit_round(batch.reqs, result)
     engine.scheduler.check_invariant()
     assert (len(req.output_ids), len(other.output_ids)) == (1, 2)
+
+
+def test_requests_that_were_given_up_are_counted_as_aborted() -> None:
+    engine = FakeEngine(Setup())
+    for kind in ("abort", "error", "stop", "length"):
+        req = add(engine, kind, prompt(4))
+        engine.scheduler.lifecycle.finish(req, FinishReason(kind))
+    assert engine.scheduler.lifecycle.num_aborts == 2
 
 
 def test_changed_requests_are_told_once() -> None:

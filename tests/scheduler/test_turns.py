@@ -10,6 +10,8 @@ import pytest
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.scheduler.kept_memory import Kept
+from specengine.scheduler.queues import RequestQueues
+from specengine.scheduler.split_prompts import waiting_tokens
 from tests.scheduler.fake_engine import FakeEngine, Setup, expected_output
 from tests.scheduler.test_scheduler import add, prompt
 
@@ -143,6 +145,59 @@ def test_prompt_that_choices_share_counts_once_where_memory_is_short() -> None:
     steps(engine, 8)
     assert all(req.state is ReqState.RUNNING for req in [*same, *other])
     assert engine.scheduler.queues.first_to_leave() is other[-1]
+
+
+def test_request_that_is_put_back_goes_before_those_of_its_rank() -> None:
+    """A later choice of a call may have the place of a call that came after it."""
+    queues = RequestQueues()
+    first, second, later = (
+        Req(rid, [1], SamplingParams(), owner=rid[0]) for rid in ("a1", "a2", "b")
+    )
+    for req in (first, second, later):
+        queues.add(req)
+    later.place = second.place
+    queues.start_prefilling(second)
+    queues.remove(second)
+    queues.put_back(second)
+    assert [*queues.waiting] == [first, second, later]
+
+
+def test_choice_that_a_split_prefill_runs_gives_way_to_no_other_call() -> None:
+    queues = RequestQueues()
+    running, under_way, first = (
+        Req(r, [1], SamplingParams(), owner=r[0]) for r in ("a1", "a2", "b")
+    )
+    for req in (running, under_way, first):
+        queues.add(req)
+    for req in (running, under_way):
+        queues.start_prefilling(req)
+    assert queues.overtaken(first) is under_way
+    queues.split[under_way] = object()
+    assert queues.overtaken(first) is running
+
+
+def test_prompt_that_leaves_a_split_prefill_is_none_of_it() -> None:
+    queues, batch = RequestQueues(), object()
+    gone, stays = (Req(rid, [1, 2, 3], SamplingParams()) for rid in ("gone", "stays"))
+    for req in (gone, stays):
+        queues.add(req)
+        queues.start_prefilling(req)
+    queues.split |= {gone: batch, stays: batch}
+    queues.remove(gone)
+    assert queues.split == {stays: batch}
+    assert waiting_tokens(queues) == 0
+
+
+def test_memory_of_a_choice_that_gave_way_is_not_kept_for_it() -> None:
+    """The other call begins in the same forward."""
+    engine = FakeEngine(Setup(num_slots=90, chunk=-1))
+    _, second = call(engine, "many", 2, size=20, max_tokens=40)
+    steps(engine, 1)
+    later(engine)
+    other = add(engine, "other", prompt(26, first=9), max_tokens=20)
+    while not second.num_retractions:
+        steps(engine, 1)
+    assert other.state is ReqState.RUNNING
 
 
 def test_kept_memory_counts_the_first_of_each_owner() -> None:

@@ -9,16 +9,21 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from specengine.core.config import ServerConfig
 from specengine.core.limits import LimitConfig
 from specengine.server import body, connection
 from specengine.server.app import create_app
 from specengine.server.body import LARGE, BodyReader
+from specengine.server.connection import limited_protocol
 from specengine.server.run import background_server
 from specengine.server.service import Service
 from tests.server.conftest import FakeEngine, Site
@@ -239,6 +244,51 @@ def test_client_that_never_reads_is_dropped_and_its_work_aborted(hasty: Site) ->
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         until(lambda: engine.aborted)
+
+
+class Timers:
+    """An event loop's, of which none ends. live: what is to be called, after so many seconds."""
+
+    def __init__(self) -> None:
+        self.live = list[tuple[float, Any]]()
+
+    def call_later(self, seconds: float, call: Any, *given: Any) -> Any:
+        timer = seconds, call
+        self.live.append(timer)
+        return SimpleNamespace(cancel=lambda: timer in self.live and self.live.remove(timer))
+
+
+def connected(limits: LimitConfig, state: ServerState, timers: Any) -> Any:
+    """One more connection of a server, without a socket."""
+    config = Config(create_app(Service(limits)), log_config=None)
+    made = limited_protocol(limits)(config, state, {}, timers)
+    transport = Mock(spec=asyncio.Transport)
+    transport.is_closing.side_effect = lambda: transport.close.called
+    made.connection_made(transport)
+    return made
+
+
+def test_client_that_reads_on_in_time_is_not_dropped() -> None:
+    timers = Timers()
+    client = connected(LimitConfig(write_timeout=7.0), ServerState(), timers)
+    before = list(timers.live)
+    client.pause_writing()
+    assert timers.live == [*before, (7.0, client.transport.abort)]
+    client.resume_writing()
+    assert timers.live == before
+
+
+def test_idle_client_that_does_not_read_the_end_is_dropped() -> None:
+    timers = Timers()
+    client = connected(LimitConfig(write_timeout=7.0), ServerState(), timers)
+    client.timeout_keep_alive_handler()
+    assert timers.live == [(7.0, client.transport.abort)]
+
+
+def test_connections_up_to_the_cap_are_no_surplus() -> None:
+    state, limits = ServerState(), LimitConfig(max_connections=2)
+    found = [connected(limits, state, Timers()) for _ in range(3)]
+    assert [one.is_surplus for one in found] == [False, False, True]
 
 
 def test_refused_body_is_dropped_as_it_comes_up_to_a_bound(

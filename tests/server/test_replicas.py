@@ -15,6 +15,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.spec_totals import SpecTotals
 from specengine.engine.outputs import EngineStats
 from specengine.runner.fallbacks import GraphStats
+from specengine.server import routing
 from specengine.server.replicas import Replicas, added
 from specengine.server.routing import MORE_REQUESTS, PrefixRouter, page_keys
 from tests.server.conftest import FakeEngine
@@ -78,6 +79,20 @@ def test_pages_of_a_cache_of_single_slots_are_put_together() -> None:
     assert router.choose(tokens(16), [0, 1]) == 1, "no whole page of 16 before the last token"
 
 
+def test_prompts_that_were_not_asked_for_longest_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing, "MOST_PAGES", 4)
+    router = PrefixRouter(2, PAGE)
+    first, second, third = (tokens(33, start) for start in (0, 100, 200))  # two pages each
+    for prompt in (first, second, first, third):
+        router.choose(prompt, [1])
+        router.finish(1)
+    assert router.choose(first, [0, 1]) == 1
+    router.finish(1)
+    assert router.choose(second, [0, 1]) == 0, "as a new one"
+
+
 async def ask(replicas: Replicas, prompt: list[int], rid: str = "a:b-0") -> str:
     sampling = SamplingParams(max_tokens=4)
     async with aclosing(replicas.generate(prompt, sampling, rid)) as outputs:  # type: ignore[type-var]
@@ -110,6 +125,24 @@ def test_caller_that_leaves_is_no_longer_open() -> None:
 
     asyncio.run(leave())
     assert replicas.router.num_open == [0, 0]
+
+
+def test_prompt_that_was_embedded_is_no_longer_open() -> None:
+    replicas = Replicas([FakeEngine(), FakeEngine()])
+    asyncio.run(replicas.embed(tokens(4), "a:b-0"))
+    assert replicas.router.num_open == [0, 0]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_prompt_is_new_to_a_replica_whose_cache_was_emptied(is_replaced: bool) -> None:
+    replicas = Replicas([FakeEngine(), FakeEngine()])
+    replicas.router.choose(tokens(40), [1])
+    replicas.router.finish(1)
+    if is_replaced:
+        replicas.replace(1, FakeEngine())
+    else:
+        asyncio.run(replicas.flush_cache())
+    assert replicas.router.choose(tokens(40), [0, 1]) == 0
 
 
 def test_one_replica_is_enough_and_none_is_an_error() -> None:

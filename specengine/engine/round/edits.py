@@ -107,7 +107,8 @@ def expanded(
 class LogitEditState:
     """Bias, penalties and min_tokens, in tables that are made when a request first has any. A
     request's slot is filled when it comes, and again where it gained tokens that no round on the
-    device has counted."""
+    device has counted. Rounds of the same requests, or of fewer, need no write in between: edits
+    end and never begin, and the slot of those that have ended edits nothing."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self.num_rows = num_rows

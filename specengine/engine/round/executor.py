@@ -184,7 +184,7 @@ class RoundExecutor:
             agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
             assert agreed is not None, "nothing is in flight"
             key, plan = agreed
-        if not self.host_view.is_known(reqs) or key.sampling.edits:
+        if not self.host_view.is_known(reqs):
             self.sampling.write(reqs, self.host_view.write(reqs), key.sampling)
         in_flight = self._launch(reqs, plan, key)
         self.send_masks(in_flight)

@@ -14,11 +14,11 @@ from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator
 from specengine.core.registry import QUANTIZATIONS, load_place
 from specengine.kernels.linear.fp8_linear import fp8_linear
-from specengine.kernels.linear.int_linear import int_linear
+from specengine.kernels.linear.int_linear import gated_int_linear, int_linear
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
 from specengine.layers.experts import Experts
-from specengine.layers.linear import IncomingWeight, Linear, LMHead
+from specengine.layers.linear import GatedKernel, IncomingWeight, Linear, LMHead
 from specengine.layers.quantization.experts import close_experts, fill_experts
 from specengine.layers.quantization.method import LayerTensors, Quantization
 from specengine.layers.quantization.parts import Part, dense, join_parts, own_part, read_part
@@ -51,6 +51,14 @@ class QuantisedLinear:
         pairs = zip(self.parts, self.biases, strict=True)
         outputs = [_multiply(x, part, bias) for part, bias in pairs]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+    @property
+    def gated(self) -> GatedKernel | None:
+        """The same with the gated activation behind it, of a single product by integers."""
+        first, *others = self.parts
+        if others or not isinstance(first, IntWeight):
+            return None
+        return lambda x, activation: gated_int_linear(x, first, activation, self.biases[0])
 
     @property
     def takes(self) -> Fp8Input | None:

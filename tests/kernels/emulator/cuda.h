@@ -44,6 +44,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 extern "C" {
 float exp2f(float);
 float expf(float);
+float fabsf(float);
 float floorf(float);
 float fmaf(float, float, float);
 float fmaxf(float, float);

@@ -19,6 +19,7 @@ void end_of_copies();
 void wait_for_copies_but(int groups);
 void wait_for_all_copies();
 u64 nanoseconds();
+void send_to_block_of(int blocks_of_one, u32* at, int block, u32 value, u32 barrier);
 #pragma GCC visibility pop
 
 template <int TO, int FROM>
@@ -32,6 +33,8 @@ inline void wait_for_last_kernel() {}
 inline uint4 load_constant(const u16* at) { return *(const uint4*)at; }
 inline uint4 load_constant_now(const u16* at) { return *(const uint4*)at; }
 inline uint4 load_fresh(const u16* at) { return *(const uint4*)at; }
+inline uint4 load_fresh_if(bool exists, const u16* at) { return exists ? load_fresh(at) : uint4(); }
+inline const u16* computed_now(const u16* at) { return at; }
 inline u16 load_fresh_one(const u16* at) { return *at; }
 
 inline uint2 load_fresh_four(const u16* at) { return *(const uint2*)at; }
@@ -72,9 +75,27 @@ inline u32 byte_in_pair(u32 word, int byte, u32 bits) {
 inline u32 subtract_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) - widen((u16)b), widen((u16)(a >> 16)) - widen((u16)(b >> 16)));
 }
+inline u32 add_pairs(u32 a, u32 b) {
+  return pack(widen((u16)a) + widen((u16)b), widen((u16)(a >> 16)) + widen((u16)(b >> 16)));
+}
 inline u32 kept(u32 value) { return value; }
 inline float power_of_2(float v) { return exp2f(v); }
+inline u32 code_of(float v) {
+  const u32 sign = __float_as_uint(v) >> 31 << 7;
+  const float size = sign ? -v : v;
+  if (v != v) return 0x7f;
+  if (!(size < 448.f)) return sign | 0x7e;
+  int exponent = 1 - 7;  // of what is smallest with three bits behind the point
+  while (size >= ldexpf(2.f, exponent)) exponent++;
+  const float units = ldexpf(size, 3 - exponent), whole = floorf(units), rest = units - whole;
+  const int code = (int)whole + (rest > 0.5f || (rest == 0.5f && (int)whole % 2));
+  return sign | ((exponent + 6) * 8 + code);
+}
+inline u32 codes_of_four(float a, float b, float c, float d) {
+  return code_of(a) | code_of(b) << 8 | code_of(c) << 16 | code_of(d) << 24;
+}
 inline float reciprocal(float v) { return 1.f / v; }
+inline float divided(float a, float b) { return a / b; }
 
 inline float half_of(u32 pair, int k) { return widen((u16)(k % 2 ? pair >> 16 : pair)); }
 
@@ -139,6 +160,9 @@ inline void arrive_in_cluster() { arrive_in_cluster_of(CLUSTER); }
 inline void wait_for_cluster() { wait_for_cluster_of(CLUSTER); }
 inline void store_in_block(u64* at, int block, u64 value) {
   memcpy(shared_of(block, CLUSTER) + ((unsigned char*)at - shared_memory), &value, 8);
+}
+inline void send_to_block(u32* at, int block, u32 value, u32 barrier) {
+  send_to_block_of(CLUSTER, at, block, value, barrier);
 }
 inline float load_float_of_block(const float* at, int block) {
   float v;

@@ -75,12 +75,15 @@ void wait_for_cluster_of(int blocks_of_one) {
   while (barrier.turns < mine) yield();
 }
 
+Block& block_of(int index) {
+  for (Block& block : blocks)
+    if (block.index == index) return block;
+  abort();
+}
+
 unsigned char* shared_of(int number, int blocks_of_one) {
   const int index = here().index / blocks_of_one * blocks_of_one + number;
-  if (index == here().index) return shared_memory;
-  for (Block& block : blocks)
-    if (block.index == index) return block.shared.data();
-  abort();
+  return index == here().index ? shared_memory : block_of(index).shared.data();
 }
 
 unsigned long seen_from(Kind kind, unsigned long value, int from) {

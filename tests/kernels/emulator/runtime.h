@@ -55,6 +55,7 @@ struct Block {
 
 extern Block blocks[AT_ONCE_MOST];
 
+Block& block_of(int index);  // one that runs
 inline Block& here() { return blocks[slot]; }
 inline Fiber& me() { return here().fibers[threadIdx.x]; }
 
