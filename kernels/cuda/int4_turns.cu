@@ -332,14 +332,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
   for (int cell = threadIdx.x; cell < num_rows * STORED; cell += THREADS) {
     const int r = cell / STORED, c = cell % STORED, o = first_out + c;
     const float* of_row = sums_of_ways + r * WIDTH + (GATED ? c / 8 * 16 + c % 8 : c);
-    float sum = sum_of_ways(of_row);
+    float sum = sum_of_ways(of_row), up = GATED ? sum_of_ways(of_row + 8) : 0.f;
     if (BIAS) sum += widen(bias[o]);
-#if GATED
-    float up = sum_of_ways(of_row + 8);
-    if (BIAS) up += widen(bias[stored + o]);
-    out[(u64)r * stored + o] = (u16)(gated_pair(sum, 0.f, up, 0.f) & 0xffff);
-#else
-    out[(u64)r * stored + o] = (u16)(pack(sum, 0.f) & 0xffff);
-#endif
+    if (BIAS && GATED) up += widen(bias[stored + o]);
+    const u32 made = GATED ? gated_pair(sum, 0.f, up, 0.f) : pack(sum, 0.f);
+    out[(u64)r * stored + o] = (u16)(made & 0xffff);
   }
 }

@@ -63,6 +63,8 @@ def test_bits_are_those_of_the_kernel_for_few_rows(
     expected = int_linear_cuda.int_linear(x, weight, bias, few)
     close(expected, int_linear(x, weight, bias, backend="torch"))
     assert torch.equal(int_linear_cuda.int_linear(x, weight, bias, tile), expected)
+    expected = int_linear_cuda.int_linear(x, weight, bias, few, gated=True)
+    assert torch.equal(int_linear_cuda.int_linear(x, weight, bias, tile, gated=True), expected)
 
 
 @pytest.mark.parametrize(("outs", "columns", "tile"), TILES[:4], ids=str)
