@@ -82,7 +82,7 @@ def tiles_of(shape: str, weight: IntWeight, rows: int) -> list[Tile | TurnTile]:
     for sixteens, side, mine, line, held, all_early in BLOCKS[shape]:
         needed = SHAPES[shape][1] // 128 // ways * mine // line
         for slots in range(min(needed, 16), 0, -1):
-            tile = TurnTile(most, ways, parts, sixteens, side, mine, line, slots, 0, held)
+            tile = TurnTile(most, ways, parts, side, mine, line, slots, 0, sixteens, held)
             if tile.shared_bytes(weight, 1) <= MOST:
                 found += [replace(tile, early=early) for early in all_early if early <= slots]
                 break

@@ -5,21 +5,24 @@ Chosen by benchmarks/kernels/int4_turns.py on an H200, at layers of an 8B.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
 from specengine.kernels.dispatch import MOST_SHARED
-from specengine.kernels.linear.int4_tiles import STAGE, parts_of, ways_of
+from specengine.kernels.linear.int4_tiles import STAGE, few_rows, parts_of, ways_of
 from specengine.kernels.linear.quantised import IntWeight
 
 MOST_ROWS = 8
-COLUMNS = (2048, 4096)  # of deeper weights the kernel for few rows is the faster, or that for dozens
 GROUP = 128
+UNIT = 2048  # columns, of which a depth is a multiple: scales and zeros of a row are whole 16 bytes
 
 _PROCESSORS = 132  # of an H100 or H200
 _MOST_SIXTEENS = 14  # of a block
-_MOST_WARPS = 16  # of a block
+_MOST_WARPS = 16
+_MOST_LINE = 4
+_MOST_HELD = 1 << 16  # bytes of x
+_EARLY = 1 << 16  # bytes of codes; x comes behind them
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,12 @@ class TurnTile:
     rows: int
     ways: int
     parts: int
-    sixteens: int
     side: int
     mine: int
     line: int
     slots: int
     early: int = 1
+    sixteens: int = 1
     held: bool = True
     kernel: ClassVar[str] = "int4_turns"
 
@@ -88,53 +91,53 @@ class TurnTile:
 
 
 def turn_tile(weight: IntWeight, num_rows: int) -> TurnTile | None:
-    """None where the kernel does not compute the product."""
+    """None where the kernel does not compute the product, or is not the faster."""
     num_outs, columns = weight.shape
-    zero_type = None if weight.zero is None else weight.zero.element_size()
+    zero_bytes = 0 if weight.zero is None else weight.zero.element_size()
     if (
         num_rows > MOST_ROWS
         or weight.group != GROUP
         or num_outs % 16
-        or columns not in COLUMNS
-        or zero_type not in (None, 1)
+        or columns % UNIT
+        or zero_bytes > 1
+        or not few_rows(num_outs, columns)
     ):
         return None
     rows = next(n for n in (1, 2, 4, 8) if n >= num_rows)
-    return _tile(num_outs, columns, rows, weight.scale.element_size(), zero_type is not None)
+    if 2 * rows * columns > _MOST_HELD:
+        return None
+    return tile_of(num_outs, columns, rows, weight.scale.element_size(), zero_bytes > 0)
 
 
 @cache
-def _tile(
+def tile_of(
     num_outs: int, columns: int, rows: int, scale_bytes: int, has_zero: bool
 ) -> TurnTile | None:
     """One block a multiprocessor, of as many outputs as leave the fewest to the busiest of them;
-    of equals the largest."""
-    sixteens = num_outs // 16
+    of equals the largest. None: its shared memory does not fit."""
     found = []
-    for of_block in range(1, min(sixteens, _MOST_SIXTEENS) + 1):
-        blocks = -(-sixteens // of_block)
+    for sixteens in range(1, min(num_outs // 16, _MOST_SIXTEENS) + 1):
+        blocks = -(-num_outs // (16 * sixteens))
         turns = -(-blocks // _PROCESSORS)
-        tile = _with_ring(num_outs, columns, rows, of_block, scale_bytes, has_zero)
+        tile = _with_ring(num_outs, columns, rows, sixteens, scale_bytes, has_zero)
         if tile is not None:
-            found.append((turns * of_block, -of_block, tile))
+            found.append((turns * sixteens, -sixteens, tile))
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def _with_ring(
     num_outs: int, columns: int, rows: int, side: int, scale_bytes: int, has_zero: bool
 ) -> TurnTile | None:
-    """With as many slots as fit. None: none does."""
+    """With as many slots as fit. None: fewer than two do."""
     ways, parts = ways_of(num_outs, columns), parts_of(num_outs, columns)
     mine = next((n for n in (2, 4, 8) if ways // n * side <= _MOST_WARPS), None)
     if mine is None:
         return None
-    line = min(mine, 4)
+    line = min(mine, _MOST_LINE)
     needed = columns // STAGE // ways * mine // line
-    for held in (True, False):
-        for slots in range(needed, 0, -1):
-            tile = TurnTile(rows, ways, parts, 1, side, mine, line, slots, held=held)
-            if tile.shared_by(columns, scale_bytes, has_zero) <= MOST_SHARED:
-                if slots >= min(needed, 2) or not held:
-                    return tile
-                break
+    for slots in range(needed, min(needed, 2) - 1, -1):
+        tile = TurnTile(rows, ways, parts, side, mine, line, slots)
+        if tile.shared_by(columns, scale_bytes, has_zero) <= MOST_SHARED:
+            of_slot = 1024 * line * tile.warps
+            return replace(tile, early=max(1, min(slots, _EARLY // of_slot)))
     return None
