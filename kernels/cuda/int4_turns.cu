@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
                                           (COLUMNS / 2) + first_stage * 64 + lane % LANES * 16;
   const u64 to_up = GATED ? (u64)stored * (COLUMNS / 2) : 0;
 #pragma unroll
-  for (int slot = 0; slot < EARLY; slot++)
+  for (int slot = 0; slot < EARLY && slot * LINE < TURNS * MINE; slot++)
     fetch_slot(to, slot * SLOT_BYTES, mine + behind_of(slot) * 64, mine + behind_of(slot) * 64 + to_up);
   wait_for_last_kernel();
   const int pieces = num_rows * (COLUMNS / 8);
