@@ -4,31 +4,26 @@
 // The number of outputs is a multiple of 16, and there are as many as a block has, or more; of columns it is a
 // multiple of 2048.
 //
-// Compile-time: those of int4.cuh (GROUP 128, ZERO 0 or 1), WARPS (WAYS / MINE SIDE), COLUMNS, ROWS (1, 2, 4 or
-// 8: as many as there are, or more), WAYS (in which the depth is shared, 16 at most), MINE (neighbouring ways of
-// a warp: 1, 2, 4 or 8), SIDE (tiles of 16 NT outputs that a block has beside each other), LINE (stages of a
-// slot: MINE or a part of it), SLOTS (of a warp whose codes are on their way), EARLY (slots whose codes are copied
-// while the kernel ahead may still run), HELD (1: the block's x stands in shared memory; 0: x comes through the
-// rings), PARTS (of neighbouring ways, whose sums are added first, then those of two neighbouring parts), BIAS.
-// With GATED the number of outputs is a multiple of 16 for gate and for up, and of 16 outputs of a block 8 are of
-// gate and 8 the same of up.
+// Compile-time: those of int4.cuh (NT 1, GROUP 128, ZERO 0 or 1: 127 at most), WARPS (WAYS / MINE SIDE), COLUMNS,
+// ROWS (1, 2, 4 or 8: as many as there are, or more), WAYS (in which the depth is shared, 16 at most), MINE
+// (neighbouring ways of a warp: 1, 2, 4 or 8), SIDE (tiles of 16 outputs that a block has beside each other),
+// LINE (stages of a slot: MINE or a part of it, 4 at most), SLOTS (of a warp whose codes are on their way),
+// EARLY (slots whose codes are copied while the kernel ahead may still run), PARTS (of neighbouring ways, whose
+// sums are added first, then those of two neighbouring parts), BIAS. With GATED the number of outputs is a
+// multiple of 8 for gate and for up, and of 16 outputs of a tile 8 are of gate and 8 the same of up.
 //
-// A block computes 16 NT SIDE outputs; WAYS / MINE warps share the depth of 16 NT of them. In a turn a warp
-// takes a stage of 128 columns of each of its ways, which stand behind each other in memory. Codes go through
-// a ring in shared memory that each warp has for itself, LINE stages of a row at once: rows of 64 bytes came at
-// 3.2 TB/s with nothing multiplied, those of 128 at 4 TB/s.
+// A block computes 16 SIDE outputs; WAYS / MINE warps share the depth of 16 of them. In a turn a warp takes a
+// stage of 128 columns of each of its ways, which stand behind each other in memory. Codes go through a ring in
+// shared memory that each warp has for itself, LINE stages of a row at once: rows of 64 bytes came at 3.2 TB/s
+// with nothing multiplied.
 //
 // Codes, scales and zeros are fetched before the kernel ahead has ended (griddepcontrol); x is read after the
-// wait, and never through the read-only cache. A multiprocessor's requests come in turn: x is asked for ahead of
-// what the rings hold beyond EARLY slots, or it would come when all of them have.
+// wait, and never through the read-only cache. A multiprocessor's requests are answered in turn: x is asked for
+// behind EARLY slots and ahead of the others, as nothing is multiplied before it has come.
 
 #include "int4.cuh"
 
-#ifndef GATED
-#define GATED 0
-#endif
-
-#define WIDE (16 * NT)
+#define WIDE 16  // outputs of a tile
 #define OUTS (WIDE * SIDE)
 #define STORED (OUTS / (1 + GATED))
 #define SHARERS (WAYS / MINE)
@@ -37,8 +32,6 @@
 #define TURNS (STAGES / WAYS)
 #define PITCH (64 * LINE)  // bytes of a row of a slot
 #define SLOT_BYTES (PITCH * WIDE)
-#define X_PITCH 288  // bytes of a row of a stage of x in a slot: so that lanes of four rows read different banks
-#define X_SLOT_BYTES (LINE * ROWS * X_PITCH)
 #define LINES (8 / LINE)  // rows that a warp copies at once,
 #define LANES (4 * LINE)  // and lanes of a row
 #define WIDTH (OUTS + 4)  // of a row of partial sums: so that a warp's stores spare banks
@@ -53,10 +46,9 @@
 #define SCALES_AT RING_BYTES
 #define ZEROS_AT (SCALES_AT + SCALE_PITCH * OUTS)
 #define X_AT (ZEROS_AT + ZERO_PITCH * OUTS * (ZERO > 0))
-#define X_BYTES (HELD ? 2 * ROWS * COLUMNS : X_SLOT_BYTES * SLOTS * WARPS)
-#define SUMS_AT (SUM_BYTES <= 8192 ? X_AT + X_BYTES : 0)
+#define SUMS_AT (SUM_BYTES <= 8192 ? X_AT + 2 * ROWS * COLUMNS : 0)
 
-constexpr int UNROLLED = TURNS * MINE * NT <= 8 ? TURNS : 1;  // turns: the code stays short
+constexpr int UNROLLED = TURNS * MINE <= 8 ? TURNS : 1;  // turns: the code stays short
 
 // Where an output of the block stands behind its first one. stored: outputs of all blocks.
 __device__ __forceinline__ int row_of(int out, int stored) {
@@ -121,23 +113,6 @@ struct Pieces {
     }
   }
 };
-
-// A slot of x, of LINE stages from `from` on. to: of this slot.
-__device__ __forceinline__ void fetch_rows(u32 to, const u16* from, int num_rows, int stride_x) {
-#pragma unroll
-  for (int first = 0; first < LINE * ROWS * 16; first += 32) {
-    const int at = first + (threadIdx.x & 31), row = at / 16 % ROWS, piece = at % 16;
-    if (row < num_rows && at < LINE * ROWS * 16)
-      copy_async(to + at / 16 * X_PITCH + piece * 16,
-                 from + (u64)row * stride_x + at / (16 * ROWS) * STAGE + piece * 8, 16);
-  }
-}
-
-// A stage of what fetch_rows has copied. at: this lane's row and part.
-__device__ __forceinline__ void load_copied(u32 (&b)[CHUNKS][4], const unsigned char* at) {
-#pragma unroll
-  for (int c = 0; c < CHUNKS; c++) pairs_of(b[c], *(const uint2*)(at + c * 64), *(const uint2*)(at + c * 64 + 32));
-}
 
 // Stages from a warp's first one to that of a slot.
 __device__ __forceinline__ constexpr int behind_of(int slot) {
@@ -222,23 +197,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
   wait_for_last_kernel();
   const int pieces = num_rows * (COLUMNS / 8);
   Pieces of_x;
-  if (HELD) of_x.load(x, threadIdx.x, pieces, stride_x);
-  x += first_stage * STAGE;
-  const u32 x_ring = base + X_AT + warp * SLOTS * X_SLOT_BYTES;
+  of_x.load(x, threadIdx.x, pieces, stride_x);
 #pragma unroll
   for (int slot = 0; slot < SLOTS; slot++) {
     if (slot >= EARLY && slot * LINE < TURNS * MINE)
       fetch_slot(to, slot * SLOT_BYTES, mine + behind_of(slot) * 64, mine + behind_of(slot) * 64 + to_up);
-    if (!HELD && slot * LINE < TURNS * MINE)
-      fetch_rows(x_ring + slot * X_SLOT_BYTES, x + behind_of(slot) * STAGE, num_rows, stride_x);
     end_of_copies();
   }
-  if (HELD) {
-    of_x.store(base + X_AT, threadIdx.x, pieces);
-    for (int first = threadIdx.x + HELD_AT_ONCE * THREADS; first < pieces; first += HELD_AT_ONCE * THREADS) {
-      of_x.load(x - first_stage * STAGE, first, pieces, stride_x);
-      of_x.store(base + X_AT, first, pieces);
-    }
+  of_x.store(base + X_AT, threadIdx.x, pieces);
+  for (int first = threadIdx.x + HELD_AT_ONCE * THREADS; first < pieces; first += HELD_AT_ONCE * THREADS) {
+    of_x.load(x, first, pieces, stride_x);
+    of_x.store(base + X_AT, first, pieces);
   }
   wait_for_copies_but(SLOTS - 1);
   __syncthreads();  // all threads' scales, and x
@@ -246,67 +215,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
   // Of a matrix of eight rows and 16 bytes a lane has the place of a row; of four: rows, those 8 behind,
   // and both of the chunk behind.
   const u32 place = ring + lane % 16 * PITCH + turned(lane % 8, lane / 16) * 16;
-  const unsigned char* copied =
-      shared + X_AT + warp * SLOTS * X_SLOT_BYTES + row % ROWS * X_PITCH + part * 8;
   const u32 x_place = base + X_AT + (first_stage * CHUNKS * ROWS + row % ROWS) * 64 + part * 16;
   const unsigned char* scales =
       shared + SCALES_AT + (side * WIDE + row) * SCALE_PITCH + first_stage * SCALE_BYTES;
   const unsigned char* zeros = shared + ZEROS_AT + (side * WIDE + row) * ZERO_PITCH + first_stage;
 
-  float acc[MINE][NT][4] = {};
+  float acc[MINE][4] = {};
   u32 slot = 0;  // bytes behind the first one
 #pragma unroll UNROLLED
   for (int turn = 0; turn < TURNS; turn++) {
-    Places of_row[NT], of_eighth[NT];
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-      const unsigned char* at = scales + turn * WAYS * SCALE_BYTES + n * 16 * SCALE_PITCH;
-      const unsigned char* zero_at = zeros + turn * WAYS + n * 16 * ZERO_PITCH;
-      of_row[n].load(at, zero_at);
-      of_eighth[n].load(at + 8 * SCALE_PITCH, zero_at + 8 * ZERO_PITCH);
-    }
+    const unsigned char* of_scale = scales + turn * WAYS * SCALE_BYTES;
+    const unsigned char* of_zero = zeros + turn * WAYS;
+    Places of_row, of_eighth;
+    of_row.load(of_scale, of_zero);
+    of_eighth.load(of_scale + 8 * SCALE_PITCH, of_zero + 8 * ZERO_PITCH);
 #pragma unroll
     for (int j = 0; j < MINE; j++) {
       if (j % LINE == 0) {
         wait_for_copies_but(SLOTS - 1);
         __syncwarp();  // all lanes' copies
       }
-      u32 b[CHUNKS][4];
-      if (HELD) {
+      u32 b[CHUNKS][4], w[CHUNKS][2];
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-          load_held(b[c], x_place + ((turn * WAYS + j) * CHUNKS + c) * ROWS * 64);
-      } else {
-        load_copied(b, copied + slot / SLOT_BYTES * X_SLOT_BYTES + j % LINE * ROWS * X_PITCH);
+      for (int c = 0; c < CHUNKS; c++) load_held(b[c], x_place + ((turn * WAYS + j) * CHUNKS + c) * ROWS * 64);
+#pragma unroll
+      for (int c = 0; c < CHUNKS; c += 2) {
+        const uint4 v = load_matrices((place + slot) ^ (j % LINE * CHUNKS + c) * 16);
+        w[c][0] = v.x, w[c][1] = v.y, w[c + 1][0] = v.z, w[c + 1][1] = v.w;
       }
+      const u32 less = of_row.less(j), less_of_eighth = of_eighth.less(j);
+      float sums[4] = {};
 #pragma unroll
-      for (int n = 0; n < NT; n++) {
-        u32 w[CHUNKS][2];
+      for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c += 2) {
-          const uint4 v = load_matrices(((place + slot) ^ (j % LINE * CHUNKS + c) * 16) + n * 16 * PITCH);
-          w[c][0] = v.x, w[c][1] = v.y, w[c + 1][0] = v.z, w[c + 1][1] = v.w;
-        }
-        const u32 less = of_row[n].less(j), less_of_eighth = of_eighth[n].less(j);
-        float sums[4] = {};
+        for (int h = 0; h < 4; h += 2)
+          multiply(sums, codes_at(w[c][0], h, less), codes_at(w[c][1], h, less_of_eighth),
+                   codes_at(w[c][0], h + 1, less), codes_at(w[c][1], h + 1, less_of_eighth), b[c][h],
+                   b[c][h + 1]);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-          for (int h = 0; h < 4; h += 2)
-            multiply(sums, codes_at(w[c][0], h, less), codes_at(w[c][1], h, less_of_eighth),
-                     codes_at(w[c][0], h + 1, less), codes_at(w[c][1], h + 1, less_of_eighth), b[c][h],
-                     b[c][h + 1]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) acc[j][n][i] += (i < 2 ? of_row[n].by(j) : of_eighth[n].by(j)) * sums[i];
-      }
+      for (int i = 0; i < 4; i++) acc[j][i] += (i < 2 ? of_row.by(j) : of_eighth.by(j)) * sums[i];
       if (j % LINE == LINE - 1) {
         __syncwarp();  // all lanes have read the slot
         const int next = j + 1 - LINE + SLOTS * LINE;  // of the warp's stages from this turn on
         if (turn + next / MINE < TURNS) {
           const int behind = (turn + next / MINE) * WAYS + next % MINE;
           fetch_slot(to, slot, mine + behind * 64, mine + behind * 64 + to_up);
-          if (!HELD)
-            fetch_rows(x_ring + slot / SLOT_BYTES * X_SLOT_BYTES, x + behind * STAGE, num_rows, stride_x);
         }
         end_of_copies();
         slot = slot + SLOT_BYTES == SLOTS * SLOT_BYTES ? 0 : slot + SLOT_BYTES;
@@ -323,10 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
     for (int i = 0; i < 2; i++) {
       const int r = part * 2 + i;
       float* partial = sums_of_ways + ((first_stage + j) * ROWS + r) * WIDTH + side * WIDE + row;
-      if (r < min(num_rows, ROWS)) {
-#pragma unroll
-        for (int n = 0; n < NT; n++) partial[n * 16] = acc[j][n][i], partial[n * 16 + 8] = acc[j][n][i + 2];
-      }
+      if (r < min(num_rows, ROWS)) partial[0] = acc[j][i], partial[8] = acc[j][i + 2];
     }
   __syncthreads();
   for (int cell = threadIdx.x; cell < num_rows * STORED; cell += THREADS) {

@@ -1,6 +1,8 @@
 """Shapes of the blocks of the kernel for up to 8 rows with a weight of 4 bits and groups of 128.
 
-Chosen by benchmarks/kernels/int4_turns.py on an H200, at layers of an 8B.
+Outputs and ways of a block were chosen on an H200 at layers of an 8B, among other products of a
+layer, at 1 and 8 rows. How many slots are copied before the wait for the kernel ahead is reasoned
+and not measured yet (benchmarks/kernels/int4_rows.py times none, one and all beside it).
 """
 
 from __future__ import annotations
@@ -29,10 +31,9 @@ _EARLY = 1 << 16  # bytes of codes; x comes behind them
 class TurnTile:
     """Shape of a block of the kernel for up to 8 rows and groups of 128 (int4_turns.cu): rows at
     most (1, 2, 4 or 8), ways and parts (the warps of the kernel for few rows, and its parts),
-    outputs of a warp (in sixteens), tiles of them beside each other, neighbouring ways that a warp
-    takes, stages of a slot, slots of a warp whose codes are on their way and those that are copied
-    while the kernel ahead may run, and whether x stands in shared memory or comes through the
-    rings."""
+    tiles of 16 outputs beside each other, neighbouring ways that a warp
+    takes, stages of a slot, slots of a warp whose codes are on their way, and those that are copied
+    while the kernel ahead may run."""
 
     rows: int
     ways: int
@@ -42,24 +43,21 @@ class TurnTile:
     line: int
     slots: int
     early: int = 1
-    sixteens: int = 1
-    held: bool = True
+    sixteens: ClassVar[int] = 1  # of a warp
     kernel: ClassVar[str] = "int4_turns"
 
     def __str__(self) -> str:
-        tile = f"{self.rows} rows {self.sixteens}x{self.side} tiles {self.mine} mine"
-        ring = f"{self.slots} slots of {self.line} {self.early} early"
-        return f"turns {tile} {ring}{' held' * self.held}"
+        tile = f"{self.rows} rows {self.outs} outs {self.mine} ways a warp"
+        return f"turns {tile} {self.slots} slots of {self.line} {self.early} early"
 
     @property
     def defines(self) -> dict[str, int]:
         names = {"ROWS": self.rows, "WAYS": self.ways, "PARTS": self.parts, "MINE": self.mine}
-        more = {"LINE": self.line, "EARLY": self.early, "HELD": int(self.held)}
-        return names | more | {"SIDE": self.side}
+        return names | {"SIDE": self.side, "LINE": self.line, "EARLY": self.early}
 
     @property
     def outs(self) -> int:
-        return 16 * self.sixteens * self.side
+        return 16 * self.side
 
     @property
     def warps(self) -> int:
@@ -81,13 +79,12 @@ class TurnTile:
 
     def shared_by(self, columns: int, scale_bytes: int, has_zero: bool) -> int:
         """A ring of codes, over which many sums are written, few sums, scales and zeros, and x."""
-        slots = self.line * self.slots * self.warps  # of one stage
-        ring, sums = 1024 * self.sixteens * slots, 4 * self.ways * self.rows * (self.outs + 4)
+        ring = 1024 * self.line * self.slots * self.warps
+        sums = 4 * self.ways * self.rows * (self.outs + 4)
         sizes = [scale_bytes, *([1] if has_zero else [])]
         places = sum((columns // STAGE * size // 16 | 1) * 16 * self.outs for size in sizes)
         used = ring + sums if sums <= 8192 else max(ring, sums)
-        x = 2 * self.rows * columns if self.held else 288 * self.rows * slots
-        return used + places + x
+        return used + places + 2 * self.rows * columns
 
 
 def turn_tile(weight: IntWeight, num_rows: int) -> TurnTile | None:

@@ -1,8 +1,9 @@
 """Products with a weight of 4 bits in CUDA C++: codes stream through shared memory.
 
-A kernel for few rows, whose warps share the depth, and one for dozens and hundreds, whose warps
-share the outputs (int4_tiles.py chooses). Up to 128 rows they add in the same order: a row's bits
-do not depend on the rows beside it.
+A kernel for up to 8 rows with groups of 128, of which a block has all outputs at once, one for few
+rows, whose warps share the depth, and one for dozens and hundreds, whose warps share the outputs
+(int4_turn_tiles.py and int4_tiles.py choose). Up to 128 rows they add in the same order: a row's
+bits do not depend on the rows beside it.
 """
 
 from __future__ import annotations
