@@ -17,6 +17,7 @@ from specengine.core.parallel import Communicator
 from specengine.runner.communicators import host_memory
 from specengine.runner.communicators.host_memory import HostMemoryCommunicator
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
+from tests.support.waiting import until
 
 SIZE = 3
 OnRanks = Callable[[Callable[[Any], Any]], list[Any]]
@@ -96,13 +97,34 @@ def test_greatest_number_of_each_place_is_found(on_ranks: OnRanks) -> None:
     assert on_ranks(lambda ranks: ranks.greatest(each[ranks.rank])) == [[-3, 2**40, 1]] * SIZE
 
 
-def test_rank_that_is_aborted_waits_no_longer(tmp_path: Path) -> None:
+def test_rank_that_goes_on_leaves_what_another_still_reads(tmp_path: Path) -> None:
+    """One rank reads the first sum's parts when the other has written that of the second."""
+    first, second = by_memory(tmp_path, 2)
+    exchange = second._exchange
+
+    def late(part: Tensor) -> list[Tensor]:
+        places = exchange(part)
+        until(lambda: second._counts[0] == 2)
+        return places
+
+    second._exchange = late  # type: ignore[method-assign]
+    with ThreadPoolExecutor(2) as pool:
+        going_on = pool.submit(lambda: [first.all_reduce(torch.full((3,), n)) for n in (1, 20)])
+        found = pool.submit(lambda: [second.all_reduce(torch.full((3,), n)) for n in (300, 4000)])
+        sums = [[one.tolist() for one in each.result(60)] for each in (going_on, found)]
+    assert sums == [[[301] * 3, [4020] * 3]] * 2
+
+
+def test_rank_that_is_aborted_waits_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "_PATIENCE", 60.0)  # then another error ends it
     first, _ = by_memory(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(first.all_reduce, torch.ones(3))
         first.abort()
         with pytest.raises(RuntimeError, match="another rank has ended"):
-            waiting.result(60)
+            waiting.result()
 
 
 def test_rank_that_never_comes_is_not_waited_for_for_ever(

@@ -47,7 +47,7 @@ class HostMemoryCommunicator(Communicator):
         if not x.numel():
             return x
         x = x.contiguous()
-        for part in x.view(-1).split(_PART // x.itemsize):
+        for part in torch.split(x.view(-1), _PART // x.itemsize):
             first, second, *others = self._exchange(part)
             torch.add(first, second, out=part)
             for one in others:
@@ -57,7 +57,7 @@ class HostMemoryCommunicator(Communicator):
     def all_gather(self, x: Tensor) -> Tensor:
         if not x.numel():
             return x.expand(self.size, *x.shape)
-        parts = x.flatten().split(_PART // x.itemsize)
+        parts = torch.split(x.flatten(), _PART // x.itemsize)
         found = [torch.stack(self._exchange(part)) for part in parts]
         return torch.cat(found, dim=1).view(self.size, *x.shape)
 
@@ -82,9 +82,11 @@ class HostMemoryCommunicator(Communicator):
         places[self.rank].copy_(part)
         self._counts[self.rank * _LINE] = self._count
         self._deadline = time.monotonic() + _PATIENCE
-        for rank in range(self.size):
-            wait_for(lambda rank=rank: self._counts[rank * _LINE] >= self._count, self._check)
+        wait_for(self._have_all_come, self._check)
         return places
+
+    def _have_all_come(self) -> bool:
+        return all(self._counts[rank * _LINE] >= self._count for rank in range(self.size))
 
     def _check(self) -> None:
         if self._is_aborted:
