@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CacheFolder = Callable[[str], Path]
 TESTS = Path(__file__).parent
+USUAL = gc.get_threshold()
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,6 +45,10 @@ def hands_out_tests() -> bool:
 
 
 if not hands_out_tests():
+    # Collections of garbage are rare: imports make half a million objects that stay, and each test
+    # file begins with a collection.
+    gc.set_threshold(10_000, 10, 10)
+
     from hypothesis import HealthCheck, settings
 
     # Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
@@ -57,10 +62,8 @@ if not hands_out_tests():
 
 
 def pytest_configure() -> None:
-    """Collections of garbage are rare: imports make half a million objects that stay, and each test
-    file begins with a collection. Not on a GPU, whose memory objects may keep."""
-    if not hands_out_tests() and not has_gpu():
-        gc.set_threshold(10_000, 10, 10)
+    if not hands_out_tests() and has_gpu():  # whose memory objects may keep
+        gc.set_threshold(*USUAL)
     caught_logs.quicken()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
-from specengine.engine.garbage import frozen_objects
+import pytest
+
+from specengine.engine.garbage import frozen_objects, importing
 
 
 class Knot:
@@ -34,3 +36,20 @@ def test_what_was_there_is_looked_at_again_afterwards() -> None:
         assert seen() is not None
     gc.collect()
     assert seen() is None
+
+
+def test_imports_collect_nothing_and_collections_go_on_afterwards() -> None:
+    assert gc.isenabled()
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_import_amid_another_leaves_the_outer_one_alone() -> None:
+    with importing():
+        with importing():
+            pass
+        assert not gc.isenabled()
