@@ -123,13 +123,16 @@ def save_tokenizer(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def _nothing_stays_settled() -> Iterator[None]:
+def _all_is_looked_at_in_the_end() -> Iterator[None]:
+    """Once: pytest and the interpreter, each of which would again, pass over what is left."""
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_stands_is_settled(_nothing_stays_settled: None) -> None:
+def _what_stands_is_settled(_all_is_looked_at_in_the_end: None) -> None:
     """Collections pass over the libraries, as they do beside a server: half a million objects,
     which took a third of the suite's time. Not on a GPU, where an engine that a failed test keeps
     would have its memory for good."""
