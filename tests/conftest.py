@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specengine.core.trim import trim_memory
-from tests import caught_logs
+from tests import caught_logs, fewer_messages
 from tests.interpreter import quicken
 
 if TYPE_CHECKING:
@@ -56,12 +56,13 @@ if not hands_out_tests():
     settings.load_profile("untimed")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Collections of garbage are rare: imports make half a million objects that stay, and each test
     file begins with a collection. Not on a GPU, whose memory objects may keep."""
     if not hands_out_tests() and not has_gpu():
         gc.set_threshold(10_000, 10, 10)
     caught_logs.quicken()
+    fewer_messages.quicken(config)
 
 
 def pytest_runtest_logstart() -> None:
