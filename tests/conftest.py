@@ -69,6 +69,15 @@ def pytest_runtest_logstart() -> None:
     caught_logs.look_again()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """All is looked through once for garbage. pytest twice and the interpreter once more, which
+    take three seconds, pass over what is left."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """What files import stays: to look through it for garbage takes a tenth of the time."""
@@ -123,17 +132,8 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def _all_is_looked_at_in_the_end() -> Iterator[None]:
-    """Once: pytest and the interpreter, each of which would again, pass over what is left."""
-    yield
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _what_stands_is_settled(_all_is_looked_at_in_the_end: None) -> None:
+def _what_stands_is_settled() -> None:
     """Collections pass over the libraries, as they do beside a server: half a million objects,
     which took a third of the suite's time. Not on a GPU, where an engine that a failed test keeps
     would have its memory for good."""
