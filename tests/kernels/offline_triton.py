@@ -14,6 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+# Runs a module without looking through its objects for garbage, of which there is little: half a
+# million stay. At the end they are not taken down one by one.
+QUICK = """
+import gc, os, runpy, sys
+gc.disable()
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+sys.stdout.flush()
+os._exit(0)
+"""
+
 
 class Hopper:
     """What Triton asks of a driver before it launches."""
@@ -53,7 +63,7 @@ def run(module: str, folder: Path, *arguments: str) -> Any:
     if other := os.environ.get("OFFLINE_TRITON"):
         caches["PYTHONPATH"] = other
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-c", QUICK, module, *arguments],
         env=environment | caches,
         capture_output=True,
         text=True,
