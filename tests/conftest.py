@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specengine.core.trim import trim_memory
-from tests import caught_logs
+from tests import caught_logs, fewer_messages
 from tests.interpreter import quicken
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CacheFolder = Callable[[str], Path]
 TESTS = Path(__file__).parent
+USUAL = gc.get_threshold()
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,6 +46,10 @@ def hands_out_tests() -> bool:
 
 
 if not hands_out_tests():
+    # Collections of garbage are rare: imports make half a million objects that stay, and each test
+    # file begins with a collection.
+    gc.set_threshold(10_000, 10, 10)
+
     from hypothesis import HealthCheck, settings
 
     # Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
@@ -56,16 +62,25 @@ if not hands_out_tests():
     settings.load_profile("untimed")
 
 
-def pytest_configure() -> None:
-    """Collections of garbage are rare: imports make half a million objects that stay, and each test
-    file begins with a collection. Not on a GPU, whose memory objects may keep."""
-    if not hands_out_tests() and not has_gpu():
-        gc.set_threshold(10_000, 10, 10)
+def pytest_configure(config: pytest.Config) -> None:
+    if not hands_out_tests() and has_gpu():  # whose memory objects may keep
+        gc.set_threshold(*USUAL)
     caught_logs.quicken()
+    fewer_messages.quicken(config)
 
 
 def pytest_runtest_logstart() -> None:
     caught_logs.look_again()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """All is looked through once for garbage: pytest, which does so twice, passes over what is
+    left. A process of a run then leaves at once."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    atexit.register(leave_at_once if "PYTEST_XDIST_WORKER" in os.environ else gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,6 +113,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.relative_to(TESTS).parts[:1])
 
 
+def leave_at_once() -> None:
+    """With all that waits for the end of the process, but without the interpreter's look through
+    half a million objects, and the end of each, which take two seconds."""
+    atexit.unregister(leave_at_once)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def save_tokenizer(folder: Path) -> None:
     """Byte-level BPE without merges: every byte is a token, ids 2..257; the rest are unused."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -122,14 +147,8 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def _nothing_stays_settled() -> Iterator[None]:
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _what_stands_is_settled(_nothing_stays_settled: None) -> None:
+def _what_stands_is_settled() -> None:
     """Collections pass over the libraries, as they do beside a server: half a million objects,
     which took a third of the suite's time. Not on a GPU, where an engine that a failed test keeps
     would have its memory for good."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from specengine.cli.logs import set_up_logging
 from specengine.core.config import EngineConfig
 from specengine.core.trim import map_large_blocks, share_arenas
+from specengine.engine.garbage import frozen_objects, importing
 from specengine.server.processes.channel import Channel, StartEngine, StartFrontEnd
 
 if TYPE_CHECKING:
@@ -33,19 +34,20 @@ def main() -> int:
     assert isinstance(start, StartFrontEnd)
     map_large_blocks()
     set_up_logging(start.config.server.log_level, start.config.server.log_format)
-    from specengine.server.processes.front_end import run_front_end
+    with importing():
+        from specengine.server.processes.front_end import run_front_end
 
     return run_front_end(channel, start)
 
 
 def run_engine(channel: Channel, start: StartEngine) -> int:
     set_up_logging(start.config.server.log_level, start.config.server.log_format)
-    from specengine.engine.build import build_engine, load_sharing
-    from specengine.engine.garbage import frozen_objects
-    from specengine.engine.phases import Phases
-    from specengine.engine.serving.pacing import pace_prompts
-    from specengine.engine.sharing import Meeting
-    from specengine.server.processes.engine_process import run_engine
+    with importing():
+        from specengine.engine.build import build_engine, load_sharing
+        from specengine.engine.phases import Phases
+        from specengine.engine.serving.pacing import pace_prompts
+        from specengine.engine.sharing import Meeting
+        from specengine.server.processes.engine_process import run_engine
 
     with ExitStack() as until_the_end:
 

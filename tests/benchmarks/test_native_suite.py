@@ -55,28 +55,31 @@ def run_pytest(folder: Path, *arguments: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
-def test_each_test_that_ended_has_a_line(
-    suite: ModuleType, tmp_path: Path, workers: list[str]
-) -> None:
-    (tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "test_broken.py").write_text("import no_such_module_at_all")
-    lines = run_pytest(tmp_path, "--continue-on-collection-errors", *workers)
+def outcomes_in_lines(suite: ModuleType, folder: Path, *arguments: str) -> None:
+    """Checked with the lines of TESTS and of a file that cannot be read."""
+    (folder / "test_some.py").write_text(TESTS)
+    (folder / "test_broken.py").write_text("import no_such_module_at_all")
+    lines = run_pytest(folder, "--continue-on-collection-errors", *arguments)
     failed = {line["id"].rpartition("::")[2].rpartition("/")[2] for line in lines if "text" in line}
     assert failed == {"test_fails", "test_fails_at_its_end", "test_broken.py"}
     assert any("the reason" in line.get("text", "") for line in lines)
-    found = suite.outcomes_of(tmp_path / "out.jsonl")
+    found = suite.outcomes_of(folder / "out.jsonl")
     assert sorted(found.values()) == ["failed"] * 3 + ["passed"] * 3 + ["skipped"]
     assert {name for _, name in found} >= {"test_named[a::b]", "test_named[c.d[e]]"}
 
 
-def test_worker_sees_its_card_before_a_conftest_is_read(tmp_path: Path, suite: ModuleType) -> None:
+def test_each_test_that_ended_has_a_line(suite: ModuleType, tmp_path: Path) -> None:
+    outcomes_in_lines(suite, tmp_path)
+
+
+def test_workers_see_their_cards_before_a_conftest_is_read_and_each_test_has_a_line(
+    tmp_path: Path, suite: ModuleType
+) -> None:
     (tmp_path / "conftest.py").write_text(
         "import os, pathlib\n"
         f"path = pathlib.Path({str(tmp_path)!r}, 'seen-' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
         "path.touch()"
     )
-    (tmp_path / "test_some.py").write_text(TESTS)
     args = suite.parse_args(["run", "tests/cli", "--out", str(tmp_path), "--workers", "1"])
     command = suite.command_of(args, ["4", "7"])
     workers = command[command.index("--tx") :]
@@ -87,7 +90,7 @@ def test_worker_sees_its_card_before_a_conftest_is_read(tmp_path: Path, suite: M
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-        run_pytest(tmp_path, *workers)
+        outcomes_in_lines(suite, tmp_path, *workers)
     seen = {path.name for path in tmp_path.glob("seen-*")}
     assert seen == {"seen-4", "seen-7", "seen-4,7"}, "the last is the process that starts them"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.draft.choice import DraftChoice
+from tests.support.chi_squared import chisquare
 
 VOCAB = 12
 NO_PATH = torch.empty(1, 0, dtype=torch.int64)

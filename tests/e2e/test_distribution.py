@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.target.verify.match import MatchVerifier
+from tests.support.chi_squared import chisquare
 
 # The continuations of this text are drafted again and again; each is right about one time in three.
 PROMPT = "abcacbbacabccabacbaccbab"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import chisquare
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.engine.grammar import drafts
@@ -21,6 +20,7 @@ from tests.e2e.test_distribution import (
     make,
     target,
 )
+from tests.support.chi_squared import chisquare
 
 pytestmark = pytest.mark.slow
 

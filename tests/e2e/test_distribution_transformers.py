@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2, chisquare
 from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
+from tests.support.chi_squared import chi_squared_tail, chisquare
 
 TINY = Path(__file__).parents[2] / "target" / "zoo" / "tiny"
 PROMPT = "The cat sat on the"
@@ -100,7 +100,7 @@ def p_value(texts_SL: Tensor, prompt: list[int]) -> float:
     alone_SC = (uniforms_SC * ALONE).long().clamp(max=ALONE - 1)
     counts = [alone_S.bincount(minlength=ALONE).numpy() for alone_S in alone_SC.unbind(1)]
     total = sum(chisquare(one).statistic for one in counts)  # of independent tokens
-    return min(float(joint), float(chi2.sf(total, COUNT * (ALONE - 1))))
+    return min(joint, chi_squared_tail(total, COUNT * (ALONE - 1)))
 
 
 def make(verify: str, shape: dict[str, Any]) -> LLM:

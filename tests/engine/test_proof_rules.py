@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from scipy.stats import chisquare, combine_pvalues
 
 from specengine.engine.factories import registered_verifiers
 from specengine.engine.proof.check import Check, chi_squared_p, combined_p
@@ -23,6 +22,7 @@ from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
+from tests.support import chi_squared
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend" / "rule.md"
 QUICKER = Effort(num_pairs=1, num_requests=2500)
@@ -115,16 +115,39 @@ def test_target_only_accepts_what_matching_does() -> None:
     assert means[0] == pytest.approx(means[1], abs=1e-12)
 
 
-def test_p_values_are_those_of_scipy() -> None:
-    observed, expected = torch.tensor([18, 30, 52]), torch.tensor([25.0, 25.0, 50.0])
-    wanted = float(chisquare(observed.numpy(), expected.numpy()).pvalue)
-    assert chi_squared_p(observed, expected) == pytest.approx(wanted, rel=1e-9)
+# What scipy.stats.chisquare gives for counts and expected counts: the statistic and the p-value.
+OF_SCIPY = [
+    ([18, 30, 52], [25.0, 25.0, 50.0], 3.04, 0.21871188695221477),
+    ([18, 30, 55], [25.0, 25.0, 53.0], 3.0354716981132075, 0.21920764470078982),
+    ([18, 30, 52], [30.0, 30.0, 40.0], 8.4, 0.014995576820477707),
+    ([7, 13], [7.0, 13.0], 0.0, 1.0),
+]
+
+
+@pytest.mark.parametrize(("observed", "expected", "statistic", "p_value"), OF_SCIPY)
+def test_p_values_are_those_of_scipy(
+    observed: list[int], expected: list[float], statistic: float, p_value: float
+) -> None:
+    found = chi_squared_p(torch.tensor(observed), torch.tensor(expected))
+    assert found == pytest.approx(p_value, rel=1e-9)
+    of_tests = chi_squared.chisquare(observed, expected)
+    assert of_tests.statistic == pytest.approx(statistic, rel=1e-12)
+    assert of_tests.pvalue == pytest.approx(p_value, rel=1e-12)
+
+
+def test_neighbours_that_expect_few_are_taken_together() -> None:
     pooled = chi_squared_p(torch.tensor([18, 30, 52, 1, 2]), torch.tensor([25.0, 25, 50, 1, 2]))
-    wanted = float(chisquare([18, 30, 55], [25, 25, 53]).pvalue)
-    assert pooled == pytest.approx(wanted, rel=1e-9)
+    assert pooled == pytest.approx(0.21920764470078982, rel=1e-9)  # of 18, 30 and 55
     pooled = chi_squared_p(torch.tensor([1, 6, 9, 4]), torch.tensor([3.0, 4.0, 4.0, 9.0]))
-    wanted = float(chisquare([7, 13], [7, 13]).pvalue)
-    assert pooled == pytest.approx(wanted, rel=1e-9)
+    assert pooled == pytest.approx(1.0, rel=1e-9)  # of 7 and 13, as expected
+
+
+def test_counts_are_expected_to_be_the_same_and_have_the_same_sum() -> None:
+    found = chi_squared.chisquare([18, 30, 52])
+    assert found.statistic == pytest.approx(17.84, rel=1e-12)
+    assert found.pvalue == pytest.approx(0.00013368824479140047, rel=1e-12)
+    with pytest.raises(ValueError, match=r"99\.0 counts"):
+        chi_squared.chisquare([17, 30, 52], [30, 30, 40])
 
 
 def test_many_small_cells_are_not_taken_as_one() -> None:
@@ -134,9 +157,8 @@ def test_many_small_cells_are_not_taken_as_one() -> None:
 
 
 def test_combined_p_values_are_those_of_scipy() -> None:
-    p_values = [0.3, 0.04, 0.8, 0.2]
-    wanted = float(combine_pvalues(p_values).pvalue)
-    assert combined_p(p_values) == pytest.approx(wanted, rel=1e-9)
+    p_value = 0.12982442065226535  # scipy.stats.combine_pvalues
+    assert combined_p([0.3, 0.04, 0.8, 0.2]) == pytest.approx(p_value, rel=1e-9)
     assert combined_p([0.0]) < 1e-290
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.support.programs import program
 
 
 class Hopper:
@@ -53,7 +54,7 @@ def run(module: str, folder: Path, *arguments: str) -> Any:
     if other := os.environ.get("OFFLINE_TRITON"):
         caches["PYTHONPATH"] = other
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [*program(module), *arguments],
         env=environment | caches,
         capture_output=True,
         text=True,

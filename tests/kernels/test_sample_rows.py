@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
@@ -24,6 +23,7 @@ from specengine.kernels.sample.types import (
     ChoiceTable,
     DrawPlaces,
 )
+from tests.support.chi_squared import chisquare
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from torch import Tensor
 
 from specengine.core.interfaces import LogitsOutput
@@ -19,6 +18,7 @@ from specengine.layers.logits import RowMap, edit_logits, target_weights
 from specengine.layers.sampler import Sampler
 from tests.device import DEVICE
 from tests.layers.sampling_reading import distribution
+from tests.support.chi_squared import chisquare
 
 
 def make_req(seed: int = 0, output: int = 0, **options: Any) -> Req:

@@ -118,13 +118,15 @@ def test_an_unknown_family(fields: dict[str, Any], message: str) -> None:
 
 def test_finding_a_model_imports_no_compiler() -> None:
     script = (
-        "import sys\n"
+        "import gc, os, sys\n"
+        "gc.disable()\n"  # what is imported stays
         "from specengine.core.config import ModelConfig\n"
         "from specengine.runner.loader.source import resolve_model\n"
         "from specengine.runner.loader.tokenizer import load_tokenizer\n"
         "load_tokenizer(resolve_model(ModelConfig(model='tiny')))\n"
         "heavy = ('torch._dynamo', 'sympy', 'transformers.activations')\n"
-        "print([name for name in heavy if name in sys.modules])\n"
+        "print([name for name in heavy if name in sys.modules], flush=True)\n"
+        "os._exit(0)\n"  # without the end of each object
     )
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from specengine.core.request import Req
 from specengine.target.verify.match import MatchVerifier
+from tests.support.chi_squared import chisquare
 from tests.target.verify_mutants import mutants
 from tests.target.verify_world import Draft, TableTarget, chain, decode_batch, generate, propose
 from tests.target.verify_world import request as make_req

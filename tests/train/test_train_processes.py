@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import torch
 
 from specengine.core.errors import ConfigError
 from specengine.draft.train.checkpoint import find_checkpoints, load_checkpoint
-from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.processes import (
     Processes,
     chosen_by_rules,
@@ -24,19 +22,11 @@ from specengine.draft.train.processes import (
     start_processes,
 )
 from specengine.draft.train.state import RunState
+from tests.support.programs import program
 from tests.train.training_runs import BigramTask, bigram_config, bigram_data, run_bigram
+from tests.train.two_processes import SETTINGS, CalmTask, run_twice
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ["optimiser.accumulate=2", "run.log_every=1", "schedule.max_steps=6"]
-
-
-class CalmTask(BigramTask):
-    """Without noise: each process draws its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module.eval()
-        self.module.train = lambda mode=True: self.module  # type: ignore[method-assign]
 
 
 def losses(output: Path) -> list[float]:
@@ -52,22 +42,8 @@ def places(rank: int, port: int) -> dict[str, str]:
 
 def second_process(port: int, data: Path, output: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **places(1, port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.train.test_train_processes", str(data), str(output)]
+    command = [*program("tests.train.two_processes"), str(data), str(output)]
     return subprocess.Popen(command, env=environment, cwd=ROOT)
-
-
-def run_twice(data: Path, output: Path) -> None:
-    """To the end; then from the checkpoint in the middle, as if the rest had not been."""
-    processes = start_processes("cpu")
-    dataset = TokenDataset(data)
-    for resume in ("false", "true"):
-        torch.manual_seed(0)
-        config = bigram_config(output, *SETTINGS, f"run.resume={resume}")
-        run_bigram(config, dataset, CalmTask(), processes)
-        if resume == "false" and processes.is_first:
-            (output / "checkpoints" / "step-00000006.pt").unlink()
-        processes.wait()
-    processes.close()
 
 
 def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +109,6 @@ def test_forwards_are_shared_equally(tmp_path: Path) -> None:
 def test_cuda_where_there_is_none() -> None:
     with pytest.raises(ConfigError, match="PyTorch sees no CUDA device"):
         start_processes("cuda")
-
-
-if __name__ == "__main__":
-    run_twice(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def test_code_for_a_gpu_is_compiled_without_timing_its_forms() -> None:

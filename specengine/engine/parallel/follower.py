@@ -1,4 +1,4 @@
-"""The program of a rank that is not rank 0: it does what rank 0 tells it. ranks.py starts it."""
+"""What a rank does that is not rank 0: what rank 0 tells it. program.py is its process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 from functools import singledispatchmethod
+from importlib import import_module
 from typing import Any, BinaryIO
 
 import torch
@@ -23,11 +24,12 @@ from specengine.core.errors import (
     ModelLoadError,
     SpecEngineError,
 )
+from specengine.core.parallel import Communicator
 from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import load_place
 from specengine.core.sharing import ExpertSharers
 from specengine.engine.build import build_engine, load
-from specengine.engine.garbage import freeze_objects
+from specengine.engine.garbage import freeze_objects, importing
 from specengine.engine.parallel.lead import RankEngine
 from specengine.engine.parallel.links import FollowerLink
 from specengine.engine.parallel.messages import (
@@ -45,6 +47,7 @@ from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
 from specengine.engine.sharing import Meeting, meet
 from specengine.runner.communicators.connect import connect
+from specengine.runner.communicators.host_memory import HostMemoryCommunicator
 from specengine.runner.loader.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -134,6 +137,8 @@ def main() -> None:
     logging.getLogger("specengine.startup").setLevel(logging.WARNING)
     try:
         follower = Follower(_connect(rank, given), _meet(rank, given))
+        with importing():
+            import_module("specengine.runner.loader.families")  # and transformers; as a load does
         freeze_objects()  # of libraries: all ranks wait for the one that collects
         follower.run()
     except SpecEngineError as error:
@@ -151,7 +156,11 @@ def _connect(rank: int, given: dict[str, Any]) -> FollowerLink:
         torch.set_num_threads(given["threads"])
     store = FileStore(f"{given['folder']}/store", given["size"])
     store.set(f"up {rank}", "")
-    communicator = connect(store, rank, given["size"], device, given["symm_mem"])
+    communicator: Communicator
+    if given["memory"] is not None:
+        communicator = HostMemoryCommunicator(given["memory"], rank, given["size"])
+    else:
+        communicator = connect(store, rank, given["size"], device, given["symm_mem"])
     return FollowerLink(communicator, Ring(given["ring"]))
 
 
@@ -166,7 +175,3 @@ def _end_with(lines: BinaryIO) -> None:
     """Rank 0 is gone, or has no use for this one any more."""
     lines.read()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ from specengine.engine.sharing import Meeting
 
 logger = logging.getLogger(__name__)
 
-PROGRAM = "specengine.engine.parallel.follower"
+PROGRAM = "specengine.engine.parallel.program"
 _EVERY = 0.1  # seconds between looks at the processes
 _GRACE = 3.0  # seconds for collectives to be aborted, and then for the engine to say so
 _TO_END = 5.0  # seconds that a rank has to end by itself
@@ -48,6 +48,7 @@ def start_ranks(config: EngineConfig, phases: Phases, meeting: Meeting | None = 
 
     from specengine.engine.parallel.links import LeadLink
     from specengine.runner.communicators.connect import connect
+    from specengine.runner.communicators.host_memory import HostMemoryCommunicator
 
     with phases.phase(f"start {size - 1} more ranks"):
         before, threads = torch.get_num_threads(), _threads(device, size)
@@ -56,16 +57,19 @@ def start_ranks(config: EngineConfig, phases: Phases, meeting: Meeting | None = 
         store = FileStore(f"{folder.name}/store", size)
         rings = [Ring.create() for _ in range(size - 1)]
         symmetric = config.sums_in_one_kernel
+        is_accelerator = platform_of(device).is_accelerator
+        shared = None if is_accelerator else HostMemoryCommunicator.create(size)
         given: dict[str, Any] = {"size": size, "folder": folder.name, "device": device.type}
         given |= {"threads": threads, "log_level": config.server.log_level, "symm_mem": symmetric}
         given |= {"meeting": None if meeting is None else asdict(meeting)}
+        given |= {"memory": None if shared is None else shared.file}
         started = [
             _start(ring, {"rank": rank, "ring": ring.file, **given})
             for rank, ring in enumerate(rings, start=1)
         ]
         ranks = Ranks(started, before)
         ranks.wait_for(lambda: store.check([f"up {rank}" for rank in range(1, size)]))
-        communicator = connect(store, 0, size, device, symmetric)
+        communicator = shared or connect(store, 0, size, device, symmetric)
         weakref.finalize(ranks, folder.cleanup)
         ranks.when_failed.append(folder.cleanup)
         ranks.abort = communicator.abort
@@ -218,7 +222,7 @@ def _start(ring: Ring, given: dict[str, Any]) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", PROGRAM],
         stdin=subprocess.PIPE,
         env=environment,
-        pass_fds=[ring.file],
+        pass_fds=[one for one in (ring.file, given["memory"]) if one is not None],
         start_new_session=True,  # signals of a terminal are for rank 0
     )
     assert process.stdin is not None

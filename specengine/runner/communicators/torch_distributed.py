@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+"""Collectives of torch.distributed: NCCL between GPUs, Gloo between processes on CPUs."""
 
 from __future__ import annotations
 

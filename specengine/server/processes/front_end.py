@@ -16,7 +16,7 @@ import uvicorn
 
 from specengine.core.limits import LimitConfig
 from specengine.core.trim import IdleTrim
-from specengine.engine.garbage import freeze_objects
+from specengine.engine.garbage import freeze_objects, importing
 from specengine.server.app import create_app
 from specengine.server.connection import LimitedProtocol, limited_protocol
 from specengine.server.processes.channel import (
@@ -203,6 +203,7 @@ class FrontEnd(uvicorn.Server):
 
 def load_tokenizer(directory: str) -> Any:
     """As the engine wrote it. Nothing of it needs PyTorch, which takes seconds to import."""
-    from transformers import PreTrainedTokenizerFast
+    with importing():
+        from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)

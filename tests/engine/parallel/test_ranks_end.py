@@ -27,7 +27,7 @@ from tests.support.ranks import SMALL
 from tests.support.waiting import until
 
 LIMIT = 120.0  # seconds: far less than a collective waits
-LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+LONG = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture
@@ -59,10 +59,11 @@ def test_generation_ends_when_a_rank_is_killed(engine: LeadEngine) -> None:
     killed: list[float] = []
 
     def kill() -> None:
+        until(lambda: engine.stats().num_generated_tokens > 20)
         killed.append(time.monotonic())
         os.kill(pid, signal.SIGKILL)
 
-    threading.Timer(0.5, kill).start()
+    threading.Thread(target=kill).start()
     with pytest.raises(EngineStoppedError, match="rank 1 was killed by signal 9"):
         LLM.of(engine).generate([[5, 9, 7]], LONG)
     assert time.monotonic() - killed[0] < LIMIT
