@@ -32,7 +32,7 @@ class TurnTile:
     """Shape of a block of the kernel for up to 8 rows and groups of 128 (int4_turns.cu): rows at
     most (1, 2, 4 or 8), ways and parts (the warps of the kernel for few rows, and its parts), tiles
     of 16 outputs beside each other, neighbouring ways that a warp takes, stages of a slot, slots of
-    a warp whose codes are on their way, and those that are copied while the kernel ahead may run."""
+    a warp whose codes are on their way, and those copied while the kernel ahead may run."""
 
     rows: int
     ways: int
