@@ -1,13 +1,13 @@
 """Products with 4-bit weights on a GPU: tiles of the CUDA kernels checked, then timed in turns.
 
-    python -m benchmarks.kernels.int4_rows [few] [wide] [--json FILE] [--seconds N]
+    python -m benchmarks.kernels.int4_rows [few] [turns] [wide] [--json FILE] [--seconds N]
 
 Each tile is compared with a product in float64 of the same codes, and its rows with those of the
 kernel for few rows that has its order of sums, bit for bit (of a tile that rounds weights, with
 its own among fewer rows). Then all tiles of a shape and a number of rows beside what is chosen,
 Triton, a dequantised weight and one of bfloat16: captured graphs over copies of the weight that
 exceed the L2 cache, replayed by turns; medians are told, and a layer's sum of what is chosen.
-Layers of an 8B, groups of 128. Both kinds take about a minute on an H200; what is chosen replaces
+Layers of an 8B, groups of 128. All kinds take about a minute on an H200; what is chosen replaces
 its table if all shapes were timed.
 """
 
@@ -38,18 +38,19 @@ from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.linear import dequantise_triton, int_linear_cuda, int_linear_triton
 from specengine.kernels.linear.int4_tiles import (
     FewTile,
-    Tile,
     WideTile,
     blocks_of,
     parts_of,
     ways_of,
 )
+from specengine.kernels.linear.int4_turn_tiles import TurnTile, tile_of
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 from specengine.lab.environment import environment
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+TURN_ROWS = (1, 4, 8)
 TURNS = 9
 # Outputs in sixteens, stages, and whether x is loaded ahead.
 FEW = [(2, 2), (2, 4), (4, 2), (2, 2, True)]
@@ -60,12 +61,23 @@ WIDE = [
 ]
 TITLE = "Products with 4-bit weights"
 Call = Callable[[Tensor, IntWeight], Tensor]
+AnyTile = FewTile | WideTile | TurnTile
 
 
-def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
+def turns_of(shape: str) -> list[AnyTile]:
+    """With slots before the wait as chosen, with none, one and all."""
+    found: list[AnyTile] = []
+    for rows in TURN_ROWS:
+        if (tile := tile_of(*SHAPES[shape], rows, 2, True)) is not None:
+            found += [replace(tile, early=n) for n in sorted({0, 1, tile.early, tile.slots})]
+    return found
+
+
+def tiles_of(kinds: Sequence[str], shape: str) -> list[AnyTile]:
     """With the order of sums that the shape has."""
     ways, parts = ways_of(*SHAPES[shape]), parts_of(*SHAPES[shape])
-    found: dict[str, list[Tile]] = {
+    found: dict[str, list[AnyTile]] = {
+        "turns": turns_of(shape),
         "few": [FewTile(n, ways, *rest, parts=parts) for n, *rest in FEW],
         "wide": [
             WideTile(n, most, ways, parts, blocks, *rest)
@@ -75,7 +87,7 @@ def tiles_of(kinds: Sequence[str], shape: str) -> list[Tile]:
     return [tile for kind in kinds for tile in found[kind]]
 
 
-def tiled(x: Tensor, weight: IntWeight, tile: Tile) -> Tensor:
+def tiled(x: Tensor, weight: IntWeight, tile: AnyTile) -> Tensor:
     return int_linear_cuda.int_linear(x, weight, None, tile)
 
 
@@ -91,9 +103,11 @@ def dequantised(x: Tensor, weight: IntWeight) -> Tensor:
     return F.linear(x, dequantise_triton.dequantise(weight, x.dtype))
 
 
-def is_timed(tile: Tile, weight: IntWeight, rows: int) -> bool:
+def is_timed(tile: AnyTile, weight: IntWeight, rows: int) -> bool:
     if isinstance(tile, FewTile):
         return rows <= 32
+    if isinstance(tile, TurnTile):
+        return rows == tile.rows
     if tile.shared_bytes(weight, tile.eights_of(rows)) > MOST_SHARED:
         return False
     least = 64 if tile.most_eights == 16 else 8
@@ -121,7 +135,7 @@ def compile_all(kinds: Sequence[str], weight: IntWeight) -> None:
                 call(draw(rows, weight.shape[1]), weight)
 
 
-def few_of(tile: Tile) -> FewTile:
+def few_of(tile: AnyTile) -> FewTile:
     """A tile for few rows that has the order of sums of another one."""
     if isinstance(tile, FewTile):
         return tile
@@ -131,16 +145,17 @@ def few_of(tile: Tile) -> FewTile:
 def check(kinds: Sequence[str], weight: IntWeight) -> list[dict[str, Any]]:
     """Largest error of each tile beside the largest value, and in how many places its rows are not
     what the kernel for few makes of them one by one."""
-    found, most = [], max(ROWS)
-    x = draw(most, weight.shape[1])
+    found: list[dict[str, Any]] = []
+    x = draw(max(ROWS), weight.shape[1])
     truth = expected(x, weight)
     tiles = {tile for shape in SHAPES for tile in tiles_of(kinds, shape)}
     for tile in sorted(tiles, key=str):
         rounded = isinstance(tile, WideTile) and tile.rounded
         alone = tiled(x[:64], weight, tile) if rounded else tiled(x[:16], weight, few_of(tile))
         compiled = {tile.eights_of(rows) for rows in ROWS if is_timed(tile, weight, rows)}
-        for rows in (64, most) if rounded else (1, 7, 16, 32, 37, 100, most):
-            if tile.eights_of(rows) not in compiled:
+        for rows in (64, len(x)) if rounded else (1, 7, 16, 32, 37, 100, len(x)):
+            most = tile.rows if isinstance(tile, TurnTile) else rows
+            if tile.eights_of(rows) not in compiled or rows > most:
                 continue
             out = tiled(x[:rows], weight, tile)
             error = float((out.double() - truth[:rows]).abs().max() / truth[:rows].abs().max())
@@ -268,13 +283,13 @@ def table(figures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    kinds = ("few", "wide")
-    parser.add_argument("kinds", nargs="*", default=list(kinds), help="few, wide; both")
+    kinds = ("few", "turns", "wide")
+    parser.add_argument("kinds", nargs="*", default=list(kinds), help="few, turns, wide; all")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--seconds", type=float, default=600.0, help="stop timing after so many")
     args = parser.parse_args()
     if unknown := set(args.kinds) - set(kinds):
-        parser.error(f"no kind of tile: {', '.join(sorted(unknown))}; there are few and wide")
+        parser.error(f"no kind of tile: {', '.join(sorted(unknown))}; there are {', '.join(kinds)}")
     until = time.monotonic() + args.seconds
     torch.manual_seed(0)
     made = four_bits(draw(*SHAPES["o"], SHAPES["o"][1] ** -0.5), True)

@@ -154,6 +154,11 @@ __device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a,
 // The low byte, and the one behind it 16 bits further.
 __device__ __forceinline__ u32 apart(u32 bytes) { return __byte_perm(bytes, 0, 0x4140); }
 
+// A byte of a word as the low ones of a pair whose high ones are those of `bits`.
+__device__ __forceinline__ u32 byte_in_pair(u32 word, int byte, u32 bits) {
+  return __byte_perm(word, bits, 0x7050 | byte << 8 | byte);
+}
+
 // Differences of two pairs, each rounded once.
 __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b) {
   u32 v;
@@ -379,6 +384,13 @@ __device__ __forceinline__ int multiprocessor() {
 // 16 bytes into shared memory: the first `bytes` of them, and zeros.
 __device__ __forceinline__ void copy_async(u32 to, const u16* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// 16 bytes, so many bytes behind each place.
+template <int TO, int FROM>
+__device__ __forceinline__ void copy_async_behind(u32 to, const u16* from) {
+  asm volatile("cp.async.cg.shared.global [%0+%2], [%1+%3], 16;" :: "r"(to), "l"(from), "n"(TO), "n"(FROM)
                : "memory");
 }
 

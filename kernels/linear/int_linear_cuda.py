@@ -1,8 +1,9 @@
 """Products with a weight of 4 bits in CUDA C++: codes stream through shared memory.
 
-A kernel for few rows, whose warps share the depth, and one for dozens and hundreds, whose warps
-share the outputs (int4_tiles.py chooses). Up to 128 rows they add in the same order: a row's bits
-do not depend on the rows beside it.
+A kernel for up to 8 rows with groups of 128, of which a block has all outputs at once, one for few
+rows, whose warps share the depth, and one for dozens and hundreds, whose warps share the outputs
+(int4_turn_tiles.py and int4_tiles.py choose). Up to 128 rows they add in the same order: a row's
+bits do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from specengine.kernels.linear.int4_tiles import (
     ways_of,
     wide_tile,
 )
+from specengine.kernels.linear.int4_turn_tiles import TurnTile, turn_tile
 from specengine.kernels.linear.quantised import INT4_CHUNK, IntWeight
 
 _SOURCES = Path(__file__).parents[1] / "cuda"
@@ -84,7 +86,9 @@ def is_faster(x: Tensor, weight: IntWeight) -> bool:
     return len(x) <= FEW_ROWS or takes_wide(x, weight)
 
 
-def tile_for(x: Tensor, weight: IntWeight) -> Tile:
+def tile_for(x: Tensor, weight: IntWeight) -> Tile | TurnTile:
+    if (tile := turn_tile(weight, len(x))) is not None:
+        return tile
     if not takes_wide(x, weight):  # a block for 16 rows, whose scales fit (`takes`)
         return few_tile(*weight.shape, min(len(x), FEW_ROWS))
     if len(x) <= few_rows(*weight.shape):
@@ -96,7 +100,7 @@ def int_linear(
     x: Tensor,
     weight: IntWeight,
     bias: Tensor | None,
-    tile: Tile | None = None,
+    tile: Tile | TurnTile | None = None,
     *,
     gated: bool = False,
 ) -> Tensor:
@@ -124,6 +128,8 @@ def int_linear(
         "GATED": int(gated),
         **tile.defines,
     }
+    if isinstance(tile, TurnTile):
+        defines["COLUMNS"] = columns
     source, device = _SOURCES / f"{tile.kernel}.cu", x.device.index or 0
     compiled(source, tile.kernel, tuple(defines.items()), shared, device).launch(
         tile.grid(num_outs, num_rows),

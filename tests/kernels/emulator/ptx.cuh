@@ -22,6 +22,11 @@ u64 nanoseconds();
 void send_to_block_of(int blocks_of_one, u32* at, int block, u32 value, u32 barrier);
 #pragma GCC visibility pop
 
+template <int TO, int FROM>
+inline void copy_async_behind(u32 to, const u16* from) {
+  copy_async(to + TO, from + FROM / 2, 16);
+}
+
 inline void allow_next_kernel() {}
 inline void wait_for_last_kernel() {}
 
@@ -64,6 +69,9 @@ inline u32 masked_or(u32 v, u32 mask, u32 bits) { return v & mask | bits; }
 inline u32 chosen_bits(u32 mask, u32 v, u32 other) { return v & mask | other & ~mask; }
 inline u32 low_halves(u32 a, u32 b) { return a & 0xffff | b << 16; }
 inline u32 high_halves(u32 a, u32 b) { return a >> 16 | b & 0xffff0000; }
+inline u32 byte_in_pair(u32 word, int byte, u32 bits) {
+  return (word >> 8 * byte & 0xff) * 0x10001 | bits & 0xff00ff00;
+}
 inline u32 subtract_pairs(u32 a, u32 b) {
   return pack(widen((u16)a) - widen((u16)b), widen((u16)(a >> 16)) - widen((u16)(b >> 16)));
 }
