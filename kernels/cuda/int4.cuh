@@ -90,3 +90,21 @@ __device__ __forceinline__ u32 gated_pair(float gate, float next_gate, float up,
   const u32 acts = pack(silu(widen((u16)gates)), silu(widen((u16)(gates >> 16))));
   return multiply_pairs(acts, pack(up, next_up));
 }
+
+// Of an output of a row, in the order that the kernels for few rows share with each other: the sums of SHARES
+// warps or ways, apart from each other, of which those of a part are added first, then two neighbouring parts.
+template <int SHARES, int COUNT>
+__device__ __forceinline__ float sum_of_parts(const float* sums, int apart) {
+  float sum = 0.f, of_even = 0.f;
+#pragma unroll
+  for (int of = 0; of < COUNT; of++) {
+    float of_part = 0.f;
+#pragma unroll
+    for (int w = of * SHARES / COUNT; w < (of + 1) * SHARES / COUNT; w++) of_part += sums[w * apart];
+    if (of % 2 == 0 && COUNT > 1)
+      of_even = of_part;
+    else
+      sum += of_even + of_part;
+  }
+  return sum;
+}

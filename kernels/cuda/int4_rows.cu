@@ -60,22 +60,6 @@ __device__ __forceinline__ void pairs_of_stage(u32 (&b)[CHUNKS][MT][4], uint2 (&
     for (int m = 0; m < MT; m++) pairs_of(b[c][m], low[c][m], high[c][m]);
 }
 
-// Of an output of a row. sums: that of the first warp; those of the others lie ROWS * WIDTH apart.
-__device__ __forceinline__ float sum_of_warps(const float* sums) {
-  float sum = 0.f, of_even = 0.f;
-#pragma unroll
-  for (int of = 0; of < PARTS; of++) {
-    float of_part = 0.f;
-#pragma unroll
-    for (int w = of * WARPS / PARTS; w < (of + 1) * WARPS / PARTS; w++) of_part += sums[w * ROWS * WIDTH];
-    if (of % 2 == 0 && PARTS > 1)
-      of_even = of_part;
-    else
-      sum += of_even + of_part;
-  }
-  return sum;
-}
-
 extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
     const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
     const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
@@ -207,7 +191,8 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
     const int r = cell / STORED, c = cell % STORED, o = first_out + c;
     if (first_row + r >= num_rows || o >= stored) continue;
     const float* of_row = (const float*)shared + r * WIDTH + c;
-    float sum = sum_of_warps(of_row), up = GATED ? sum_of_warps(of_row + STORED) : 0.f;
+    float sum = sum_of_parts<WARPS, PARTS>(of_row, ROWS * WIDTH), up = 0.f;
+    if (GATED) up = sum_of_parts<WARPS, PARTS>(of_row + STORED, ROWS * WIDTH);
     if (BIAS) sum += widen(bias[o]);
     if (BIAS && GATED) up += widen(bias[stored + o]);
     const u32 made = GATED ? gated_pair(sum, 0.f, up, 0.f) : pack(sum, 0.f);

@@ -152,22 +152,6 @@ struct Places {
   }
 };
 
-// Of an output of a row. sums: that of the first way; those of the others lie ROWS * WIDTH apart.
-__device__ __forceinline__ float sum_of_ways(const float* sums) {
-  float sum = 0.f, of_even = 0.f;
-#pragma unroll
-  for (int of = 0; of < PARTS; of++) {
-    float of_part = 0.f;
-#pragma unroll
-    for (int w = of * WAYS / PARTS; w < (of + 1) * WAYS / PARTS; w++) of_part += sums[w * ROWS * WIDTH];
-    if (of % 2 == 0 && PARTS > 1)
-      of_even = of_part;
-    else
-      sum += of_even + of_part;
-  }
-  return sum;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
     const u16* x, const unsigned char* codes, const unsigned char* scale, const unsigned char* zero,
     const u16* bias, u16* out, int num_rows, int num_outs, int columns, int stride_x) {
@@ -282,7 +266,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
   for (int cell = threadIdx.x; cell < num_rows * STORED; cell += THREADS) {
     const int r = cell / STORED, c = cell % STORED, o = first_out + c;
     const float* of_row = sums_of_ways + r * WIDTH + (GATED ? c / 8 * 16 + c % 8 : c);
-    float sum = sum_of_ways(of_row), up = GATED ? sum_of_ways(of_row + 8) : 0.f;
+    float sum = sum_of_parts<WAYS, PARTS>(of_row, ROWS * WIDTH), up = 0.f;
+    if (GATED) up = sum_of_parts<WAYS, PARTS>(of_row + 8, ROWS * WIDTH);
     if (BIAS) sum += widen(bias[o]);
     if (BIAS && GATED) up += widen(bias[stored + o]);
     const u32 made = GATED ? gated_pair(sum, 0.f, up, 0.f) : pack(sum, 0.f);

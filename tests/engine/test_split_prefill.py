@@ -242,7 +242,7 @@ def test_aborted_prompts_give_their_pages_back_and_write_none_of_them(
 
 
 def test_layers_to_come_of_a_prompt_that_left_write_to_slot_0() -> None:
-    """Whoever is given its slots may have run these layers before."""
+    """A prompt that is given its slots may have run these layers before."""
     lens, slots = [2, 3, 1], torch.tensor([4, 5, 6, 7, 8, 9])
     reqs = [Req(f"r{length}", [1] * length, GREEDY) for length in lens]
     batch: Any = SimpleNamespace(reqs=reqs)
