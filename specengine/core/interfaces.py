@@ -101,7 +101,7 @@ class LogitsOutput:
 
     logits: Tensor  # [R, V] in float32; R = len(logits_rows), or T
     argmax: Tensor | None = None  # int64 [R], where the graph already took it
-    hidden: Tensor | None = None  # [T, H] after the final norm, every row of the batch
+    hidden: Tensor | None = None  # [T, H] after the final norm; [R, H] of ForwardBatch.kept_rows
     features: Tensor | None = None  # [T, F], outputs of the runner's feature_layers, joined
 
 

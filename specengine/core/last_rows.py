@@ -1,13 +1,28 @@
-"""The last row of each request of a batch, as a batch of its own."""
+"""The last row of each request of a batch, as a batch of its own, and whether others are read."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
-from specengine.core.batch import ForwardBatch
+from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.forward_mode import ForwardMode
+
+
+def reads_last_rows(batch: ModelWorkerBatch) -> bool:
+    """Whether the head reads no other row of a request than its last."""
+    if batch.logits_rows is None or batch.tree is not None:
+        return False
+    ends = set(accumulate(batch.extend_lens))
+    return all(row + 1 in ends for row in batch.logits_rows)
+
+
+def keep_last(batch: ForwardBatch) -> None:
+    """Let the model leave out every row but the last of each request. batch: planned; as
+    last_rows_of takes it."""
+    batch.kept_rows, batch.last = batch.qo_indptr[1:] - 1, last_rows_of(batch)
 
 
 def last_rows_of(batch: ForwardBatch) -> ForwardBatch:

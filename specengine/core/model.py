@@ -52,9 +52,9 @@ class DecoderModel(Protocol):
     def head(self) -> Head: ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]. Outputs of
-        batch.feature_layers, residual included, are left on batch.layer_features in order of
-        depth."""
+        """int64 [T], int64 [T] -> hidden states after the final norm, [T, H], or those of
+        batch.kept_rows alone. Outputs of batch.feature_layers, residual included, are left on
+        batch.layer_features in order of depth."""
         ...
 
     def forward_split_prefill(

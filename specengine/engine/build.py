@@ -298,6 +298,9 @@ def _assemble(
 
 def _engine_of(parts: EngineParts) -> Engine:
     """One that goes in lock-step, where there are other ranks."""
+    runner = parts.worker.runner
+    reads_states = parts.drafter.needs_hidden and not runner.feature_layers
+    runner.reads_hidden = reads_states or parts.pooling is not None
     if parts.link.communicator.size == 1:
         return Engine(parts)
     from specengine.engine.parallel.lead import make_engine  # msgspec's, which others do without

@@ -107,12 +107,7 @@ class DecoderLayer(Module):
             else:
                 stream = first.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch, normed)
-        norm = self.input_layernorm
-        hidden, residual = (
-            self._enter(hidden, residual)
-            if norm is None
-            else norm.add(hidden, residual, self.attention.takes)
-        )
+        hidden, residual = self._read(hidden, residual)
         if self._side_by_side:
             attended, own = self.attention(positions, hidden, batch), self.post_attention_layernorm
             read = hidden if own is None else own(residual)
@@ -121,11 +116,39 @@ class DecoderLayer(Module):
             heads = self.attention.parts(positions, hidden, batch)
         else:
             heads = self.attention_out_norm(self.attention(positions, hidden, batch))
+        return self._behind_attention(heads, residual)
+
+    @property
+    def leaves_rows_out(self) -> bool:
+        """Whether `forward_last` computes what this layer is."""
+        return self.spec.gated_delta is None and not self._side_by_side
+
+    def forward_last(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """The same layer for the rows batch.kept_rows alone, those of batch.last: both [B,
+        hidden_size], or the first in parts. K and V of every row are written."""
+        assert batch.kept_rows is not None
+        attention, norm = self.self_attn, self.attention_out_norm
+        hidden, residual = self._read(hidden, residual)
+        heads = attention.attend_kept(positions, hidden, batch)
+        out = attention.o_proj.parts(heads) if norm is None else norm(attention.o_proj(heads))
+        return self._behind_attention(out, residual.index_select(0, batch.kept_rows))
+
+    def _read(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What attention reads, and the stream."""
+        norm = self.input_layernorm
+        if norm is None:
+            return self._enter(hidden, residual)
+        return norm.add(hidden, residual, self.attention.takes)
+
+    def _behind_attention(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Feed-forward, of what attention gave, perhaps in parts, and the stream before it."""
         norm = self.post_attention_layernorm
         hidden, residual = (
-            self._enter(heads, residual)
+            self._enter(attended, residual)
             if norm is None
-            else norm.add(heads, residual, self.mlp.takes)
+            else norm.add(attended, residual, self.mlp.takes)
         )
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual

@@ -60,6 +60,13 @@ class ProjectedAttention(Module):
     def attend(self, positions: Tensor, projected: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, sum(sizes)] -> what o_proj reads, [T, heads' outputs side by side]."""
 
+    def attend_kept(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> what o_proj reads of the rows batch.kept_rows, [R, heads' outputs
+        side by side]. K and V of every row are written."""
+        assert batch.kept_rows is not None
+        heads = self.attend(positions, self.in_proj.forward(hidden), batch)
+        return heads.index_select(0, batch.kept_rows)
+
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
         return self.o_proj.forward(self.attend(positions, self.in_proj.forward(hidden), batch))
@@ -147,6 +154,11 @@ class SelfAttention(ProjectedAttention):
             q = self.temperature.scaled(q, positions)
         out = self.attn.forward(positions, q, k, v, batch, norms)
         return sigmoid_gate(out, gate, into=self.o_proj.takes) if self.has_gate else out
+
+    def attend_kept(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        if batch.last is not None and self.attends_last:
+            return self.attend_last(positions, hidden, batch)
+        return super().attend_kept(positions, hidden, batch)
 
     @property
     def attends_last(self) -> bool:

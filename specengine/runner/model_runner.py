@@ -14,6 +14,7 @@ from specengine.core.batch import AttentionBackend, ForwardBatch, ModelWorkerBat
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.interruption import interruption_point
+from specengine.core.last_rows import keep_last, reads_last_rows
 from specengine.core.model import DecoderModel
 from specengine.core.platform import platform_of
 from specengine.core.rows import RowBatch
@@ -44,6 +45,8 @@ from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.memory.kept_state import make_states
 from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.runner.row_batches import RowBatches
+
+_MANY_ROWS = 64  # beyond them, products take longer for each row
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class ModelRunner:
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
         self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that can pause
         self.num_eager = 0  # forwards that no graph served
+        # Something reads hidden states that the head does not. Set by the engine where nothing does
+        self.reads_hidden = True
         self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
         self.sampler = Sampler()
@@ -183,8 +188,20 @@ class ModelRunner:
             output = None if self._is_hooked(batch) else whole_graph(self, batch)
             if output is not None:
                 return output
-            batch = self.new_forward_batch(batch)
+            on_device = self.new_forward_batch(batch)
+            if self._leaves_rows_out(batch):
+                self.attn_backend.init_forward_metadata(on_device)
+                keep_last(on_device)
+                skip_attn_backend_init = True
+            batch = on_device
         return self.forward_eager(batch, skip_attn_backend_init)
+
+    def _leaves_rows_out(self, batch: ModelWorkerBatch) -> bool:
+        """Whether the last layer may compute the last rows of prompts alone. Engines that share
+        experts have told each other how many rows a forward has."""
+        if self.reads_hidden or self.sharers is not None or not batch.forward_mode.is_prefill():
+            return False
+        return batch.num_tokens - batch.batch_size > _MANY_ROWS and reads_last_rows(batch)
 
     def _is_hooked(self, batch: ModelWorkerBatch) -> bool:
         """Whether hooks look at layers, which graphs would not call; counts the batch then."""
@@ -293,6 +310,9 @@ class ModelRunner:
         return self.sampler(output, sampling, rows)
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
-        rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]
-        logits = self.model.head.logits(rows)
+        places = batch.logits_rows
+        if places is not None and len(hidden) < batch.num_tokens:  # the model has left rows out
+            assert batch.kept_rows is not None
+            places = torch.searchsorted(batch.kept_rows, places)
+        logits = self.model.head.logits(hidden if places is None else hidden[places])
         return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.draft.eagle.worker import EagleWorker
+from specengine.layers.decoder import DecoderLayer
 from specengine.layers.self_attention import SelfAttention
+from specengine.runner.model_runner import ModelRunner
+from tests.conftest import save_tokenizer
 from tests.draft.test_eagle_drafts import FORMS, make, run
+from tests.support.families import save_small_model
 
 LONG = ["0123456789" * 9, "The quick brown fox jumps over the lazy dog. " * 2, "x"]
 
@@ -56,3 +61,31 @@ def test_pass_that_keeps_last_rows_leaves_the_states_and_kv_of_a_whole_one(
     assert calls[0] == 0
     for one, other in zip(narrow, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "layers", "leaves_out"),
+    [("eagle", 3, False), ("eagle3", 3, False), ("eagle3", 4, True)],
+    ids=["state", "last of 3 layers", "three of 4 layers"],
+)
+def test_target_computes_all_rows_for_a_draft_that_reads_its_last_layer(
+    form: str, layers: int, leaves_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_small_model("llama", tmp_path / "target", 5, num_hidden_layers=layers)
+    save_tokenizer(target)
+    rows = list[int]()
+    draft = FORMS[form][1](tmp_path / "draft", target)
+    forward_last = DecoderLayer.forward_last
+
+    def counted(self: DecoderLayer, *given: Any) -> tuple[Tensor, Tensor]:
+        out = forward_last(self, *given)
+        rows.append(len(out[1]))
+        return out
+
+    monkeypatch.setattr(DecoderLayer, "forward_last", counted)
+    states, *kv = states_and_kv(form, target, draft, -1)
+    assert rows == ([3] if leaves_out else [])
+    monkeypatch.setattr(ModelRunner, "_leaves_rows_out", lambda *_: False)
+    for one, other in zip([states, *kv], states_and_kv(form, target, draft, -1), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert len(rows) == leaves_out

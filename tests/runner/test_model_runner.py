@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from specengine.core.batch import ForwardMode, ModelWorkerBatch
-from specengine.core.config import ModelConfig
+from specengine.core.batch import ForwardMode
 from specengine.core.errors import PlanMismatchError
 from specengine.core.tree import Tree
-from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
-from specengine.memory.req_to_token import ReqToTokenPool
-from specengine.runner.attention.torch_backend import TorchAttentionBackend
-from specengine.runner.loader.load import load_model
-from specengine.runner.loader.source import resolve_model
-from specengine.runner.model_runner import MemoryPools, ModelRunner
+from specengine.runner.model_runner import ModelRunner
 from specengine.runner.worker import TpModelWorker
-from specengine.target.registry import find_model_class
+from tests.support.extends import close, extend
 
 CPU = torch.device("cpu")
 TOKENS = [5, 9, 40, 77, 9, 9, 123, 300, 2]
-
-
-@pytest.fixture(scope="module")
-def model(small_models: dict[str, Path]) -> torch.nn.Module:
-    source = resolve_model(ModelConfig(model=str(small_models["llama"])))
-    return load_model(source, find_model_class, torch.float32, CPU)
-
-
-@pytest.fixture
-def runner(model: torch.nn.Module) -> ModelRunner:
-    rows = ReqToTokenPool(3, 64, CPU)
-    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=16, dtype=torch.float32)
-    kv = MHATokenToKVPool(200, shape, CPU)
-    slots = torch.randperm(192).numpy().astype("int32") + 1
-    for i in range(3):
-        row = rows.alloc()
-        assert row is not None
-        rows.write(row, 0, slots[i * 64 : (i + 1) * 64])
-    return ModelRunner(model, CPU, MemoryPools(rows, kv), TorchAttentionBackend())  # type: ignore[arg-type]
-
-
-def extend(
-    tokens: list[list[int]],
-    prefix_lens: list[int] | None = None,
-    mode: ForwardMode = ForwardMode.EXTEND,
-    tree: Tree | None = None,
-) -> ModelWorkerBatch:
-    """New tokens of requests 1, 2, ..., every row of which gets logits."""
-    return ModelWorkerBatch(
-        forward_mode=mode,
-        input_ids=torch.tensor([t for one in tokens for t in one], dtype=torch.int64),
-        req_pool_indices=[i + 1 for i in range(len(tokens))],
-        prefix_lens=prefix_lens or [0] * len(tokens),
-        extend_lens=[len(one) for one in tokens],
-        logits_rows=None,
-        sampling=None,
-        tree=tree,
-    )
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_decode_continues_an_extend(runner: ModelRunner) -> None:

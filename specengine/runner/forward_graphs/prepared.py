@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.last_rows import last_rows_of
+from specengine.core.last_rows import keep_last
 from specengine.core.tree import Tree
 from specengine.runner.forward_graphs.keys import ForwardKey
 from specengine.runner.forward_graphs.outputs import copy_of, joined
@@ -84,7 +84,7 @@ class EagerForward:
             self.batch.input_ids = self.batch.input_ids.index_copy(0, self.last_rows, last_B)
         self.batch.features = features_TF
         if narrows and self.batch.num_tokens > self.batch.batch_size:
-            self.batch.kept_rows, self.batch.last = self.last_rows, last_rows_of(self.batch)
+            keep_last(self.batch)
         return self.forward(self.batch, True)
 
 
