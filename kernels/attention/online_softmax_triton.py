@@ -230,8 +230,10 @@ def merge_partials(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Of four shares the loads are on their way together: one after the other they would be the
-    # longer part of a short text's attention.
-    for share in tl.range(0, active, loop_unroll_factor=4):
+    # longer part of a short text's attention. Large shares would take the registers of what the
+    # program did before.
+    AT_ONCE: tl.constexpr = 4 if BLOCK_M * BLOCK_D <= 2048 else 1
+    for share in tl.range(0, active, loop_unroll_factor=AT_ONCE):
         places = share * BLOCK_M + rows
         # Written by other multiprocessors: not to be read through this one's first-level cache.
         lse = tl.load(lse_ptr + places, mask=valid, other=float("-inf"), cache_modifier=".cg")
