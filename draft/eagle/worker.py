@@ -12,6 +12,7 @@ from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
+from specengine.core.last_rows import MANY_ROWS
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import PrefillResult, VerifyResult
@@ -21,8 +22,6 @@ from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
-
-_MANY_ROWS = 64  # beyond them, products take longer for each row
 
 
 class EagleWorker(TreeDraftWorker):
@@ -151,7 +150,7 @@ class EagleWorker(TreeDraftWorker):
 
     def _narrows(self, rows: Tensor) -> bool:
         """Whether the model leaves out what nothing reads of these rows."""
-        return self.narrows and len(rows) > _MANY_ROWS
+        return self.narrows and len(rows) > MANY_ROWS
 
     def _keep_last(self, step: PreparedForward, output: LogitsOutput) -> None:
         assert output.hidden is not None

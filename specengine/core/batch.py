@@ -249,8 +249,8 @@ class ForwardBatch:
     feature_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
     layer_features: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
-    # int64 [R], ascending: rows whose output is wanted; all leave their KV. A model may give these
-    # alone. last: they are those of last_rows_of, which this is
+    # int64 [R]: rows whose output is wanted; all leave their KV. A model may give these alone.
+    # last: they are those of last_rows_of, which this is
     kept_rows: Tensor | None = field(default=None, repr=False)
     last: ForwardBatch | None = field(default=None, repr=False)
 

@@ -10,6 +10,8 @@ import torch
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.forward_mode import ForwardMode
 
+MANY_ROWS = 64  # beyond them, products take longer for each row
+
 
 def reads_last_rows(batch: ModelWorkerBatch) -> bool:
     """Whether the head reads no other row of a request than its last."""

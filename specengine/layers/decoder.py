@@ -126,8 +126,8 @@ class DecoderLayer(Module):
     def forward_last(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """The same layer for the rows batch.kept_rows alone, those of batch.last: both [B,
-        hidden_size], or the first in parts. K and V of every row are written."""
+        """The same layer for the R rows batch.kept_rows alone: both [R, hidden_size], or the first
+        in parts. K and V of every row are written."""
         assert batch.kept_rows is not None
         attention, norm = self.self_attn, self.attention_out_norm
         hidden, residual = self._read(hidden, residual)

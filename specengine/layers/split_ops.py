@@ -34,7 +34,7 @@ class TracedBatch:
     that PLAIN computes, and leave features."""
 
     compiles = True  # so that no fused path of few rows is taken
-    last = None  # and every row is computed
+    kept_rows = None  # and every row is computed
 
     def __init__(self, feature_layers: tuple[int, ...]) -> None:
         self.feature_layers = feature_layers

@@ -22,6 +22,7 @@ class ForwardContext(Protocol):
     graph_memory: GraphMemory
     compile_max_bs: int  # largest batch size that is captured through torch.compile
     first_keys: Tensor | None  # of its row batches, of a drafter that can pause
+    reads_hidden: bool  # something reads hidden states that the head does not
 
     @property
     def page_table(self) -> Tensor:

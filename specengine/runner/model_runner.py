@@ -14,7 +14,7 @@ from specengine.core.batch import AttentionBackend, ForwardBatch, ModelWorkerBat
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.interruption import interruption_point
-from specengine.core.last_rows import keep_last, reads_last_rows
+from specengine.core.last_rows import MANY_ROWS, keep_last, reads_last_rows
 from specengine.core.model import DecoderModel
 from specengine.core.platform import platform_of
 from specengine.core.rows import RowBatch
@@ -45,8 +45,6 @@ from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.memory.kept_state import make_states
 from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.runner.row_batches import RowBatches
-
-_MANY_ROWS = 64  # beyond them, products take longer for each row
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class ModelRunner:
         experts have told each other how many rows a forward has."""
         if self.reads_hidden or self.sharers is not None or not batch.forward_mode.is_prefill():
             return False
-        return batch.num_tokens - batch.batch_size > _MANY_ROWS and reads_last_rows(batch)
+        return batch.num_tokens - batch.batch_size > MANY_ROWS and reads_last_rows(batch)
 
     def _is_hooked(self, batch: ModelWorkerBatch) -> bool:
         """Whether hooks look at layers, which graphs would not call; counts the batch then."""

@@ -100,13 +100,13 @@ class DecoderStack(Module):
         start: int,
         end: int,
     ) -> tuple[Tensor, Tensor | None]:
-        """Layers start .. end - 1, one by one. Of rows that batch.last leaves out, nothing reads
-        what the last layer gives but the drafter that names this layer."""
-        leaves_out = batch.last is not None and len(self.layers) - 1 not in batch.feature_layers
-        layers = [cast(DecoderLayer, one) for one in self.layers]
+        """Layers start .. end - 1, one by one. Of rows beside batch.kept_rows nothing reads what
+        the last layer gives but the drafter that names this layer."""
+        layers, last = [cast(DecoderLayer, one) for one in self.layers], len(self.layers) - 1
+        leaves_out = batch.kept_rows is not None and last not in batch.feature_layers
         for layer_id, layer in islice(enumerate(layers), start, end):
             interruption_point()
-            if leaves_out and layer_id == len(layers) - 1 and layer.leaves_rows_out:
+            if leaves_out and layer_id == last and layer.leaves_rows_out:
                 return layer.forward_last(positions, hidden, residual, batch)
             hidden, residual = layer.forward(positions, hidden, residual, batch)
             if layer_id in batch.feature_layers:

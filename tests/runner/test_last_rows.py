@@ -108,7 +108,7 @@ def test_a_chunk_that_nothing_samples_of_leaves_its_keys(
     prompt = LONG[0]
     whole = runner.forward(last_rows([prompt])).logits
     counted, runner.reads_hidden = count_last(monkeypatch), False
-    monkeypatch.setattr("specengine.runner.model_runner._MANY_ROWS", 8)
+    monkeypatch.setattr("specengine.runner.model_runner.MANY_ROWS", 8)
     empty = runner.forward(last_rows([prompt[:40]], logits_rows=[]))
     assert len(empty.logits) == 0
     last = replace(last_rows([prompt[40:]]), prefix_lens=[40])

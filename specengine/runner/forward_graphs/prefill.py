@@ -16,6 +16,7 @@ import torch
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.last_rows import MANY_ROWS
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Communicator, NoLink
 from specengine.core.platform import Graph
@@ -116,7 +117,8 @@ class PrefillGraphs:
         batch.out_cache_loc.copy_(self.context.page_table[rows, inputs.positions_T])
         batch.layer_features.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
-        logits = model.head.logits(hidden[inputs.logits_rows])
+        is_left_out = len(hidden) < batch.num_tokens  # every row but those of logits_rows
+        logits = model.head.logits(hidden if is_left_out else hidden[inputs.logits_rows])
         return LogitsOutput(logits, None, hidden, joined_features(batch))
 
     def _planned_batch(self, inputs: PrefillInputs, key: PrefillKey) -> ForwardBatch:
@@ -138,6 +140,8 @@ class PrefillGraphs:
             logits_rows=inputs.logits_rows,
             **self.context.batch_fields,
         )
+        if not self.context.reads_hidden and key.tokens - key.requests > MANY_ROWS:
+            batch.kept_rows = inputs.logits_rows
         self.context.attn_backend.init_forward_metadata_capture(batch)
         return batch
 
