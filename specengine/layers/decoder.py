@@ -111,7 +111,7 @@ class DecoderLayer(Module):
         hidden, residual = (
             self._enter(hidden, residual)
             if norm is None
-            else norm.add(hidden, residual, self.attention.takes)
+            else norm.add(hidden, residual, self.attention.takes, self._is_awaited)
         )
         if self._side_by_side:
             attended, own = self.attention(positions, hidden, batch), self.post_attention_layernorm
@@ -125,7 +125,7 @@ class DecoderLayer(Module):
         hidden, residual = (
             self._enter(heads, residual)
             if norm is None
-            else norm.add(heads, residual, self.mlp.takes)
+            else norm.add(heads, residual, self.mlp.takes, self.mlp.waits)
         )
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual
@@ -136,6 +136,11 @@ class DecoderLayer(Module):
         [T, hidden_size]."""
         stream = hidden if residual is None else hidden + residual
         return self.spec.true_stream(stream), stream
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Of the first norm's rows: side by side, feed-forward reads them, too."""
+        return self.attention.waits and not self._side_by_side
 
     @property
     def attention(self) -> ProjectedAttention | GatedDelta:
