@@ -13,6 +13,14 @@
 // the same places. Codes are put into the mantissa of 128 (1024 in float16), less 128 + zero, which is
 // exact; the sum of a group is scaled in float32. A zero that is no whole number is taken from the sum:
 // zero times the sum of x.
+//
+// Every one of them waits for the kernel ahead before it lets the next one start, and reads nothing but weights
+// before. So a norm may let it start at once (norm.rms_norm, awaited): the norm has then perhaps not waited for
+// the kernel ahead of itself, but nothing else learns of that. What starts behind the product finds the norm
+// complete, and with it all that came before, as each kernel waits before it ends. Attention, which reads old
+// keys before its own wait, does so no sooner than when only the product of q, k and v still runs. Nothing is
+// overwritten too soon either: each kernel writes behind its own wait alone, when all that may still read the
+// place has ended.
 
 #include "ptx.cuh"
 

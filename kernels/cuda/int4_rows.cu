@@ -70,7 +70,6 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
   const int groups = columns / GROUP, stages = (columns + STAGE - 1) / STAGE;
   const int scale_bytes = ALIGNED(OUTS * groups * SCALE_BYTES);
   const int zero_bytes = ALIGNED(OUTS * groups * ZERO_BYTES);
-  allow_next_kernel();
 
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   unsigned char* scales = shared + RING_BYTES;
@@ -98,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) int4_rows(
     end_of_copies();
   }
   wait_for_last_kernel();
+  allow_next_kernel();  // in this order (int4.cuh)
   wait_for_copies_but(SLOTS - 1);
   __syncthreads();  // all threads' scales
 

@@ -78,6 +78,7 @@ __device__ __forceinline__ void copy_stages(u32 base, const u16* x, const unsign
     ahead.step(stages);
   }
   wait_for_last_kernel();
+  allow_next_kernel();  // in this order (int4.cuh)
   int slot = 0, turns = 1;  // a slot is empty for the first time when it has been read once
 #pragma unroll 1
   for (int turn = 0; turn < count; turn++) {

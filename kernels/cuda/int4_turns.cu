@@ -160,7 +160,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
   const int side = warp / SHARERS, first_stage = warp % SHARERS * MINE;
   const int stored = num_outs / (1 + GATED);
   const int first_out = min((int)blockIdx.x * STORED, stored - STORED);  // the last blocks may overlap
-  allow_next_kernel();
 
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   const u32 ring = base + warp * SLOTS * SLOT_BYTES;
@@ -179,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_turns(
   for (int slot = 0; slot < EARLY && slot * LINE < TURNS * MINE; slot++)
     fetch_slot(to, slot * SLOT_BYTES, mine + behind_of(slot) * 64, mine + behind_of(slot) * 64 + to_up);
   wait_for_last_kernel();
+  allow_next_kernel();  // in this order (int4.cuh)
   const int pieces = num_rows * (COLUMNS / 8);
   Pieces of_x;
   of_x.load(x, threadIdx.x, pieces, stride_x);

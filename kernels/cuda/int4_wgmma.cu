@@ -110,7 +110,6 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
   const int first_block = blockIdx.y * STORED;
   const int first_out = first_block + warp * 16 + (GATED && warp * 16 >= STORED ? between : 0);
   const int stages = columns / STAGE, count = stages_of(rank, stages);
-  allow_next_kernel();
 
   const u32 base = (u32)__cvta_generic_to_shared(shared);
   if (threadIdx.x == 0) {

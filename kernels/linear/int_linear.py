@@ -59,6 +59,14 @@ def gated_int_linear(
     return act_and_mul(int_linear(x, weight, bias, backend=backend), activation, backend=backend)
 
 
+def waits(weight: IntWeight) -> bool:
+    """Whether a norm right ahead of int_linear or gated_int_linear may call its rows awaited
+    (norm.rms_norm), whatever their number. So it may of every kernel that is here the first one to
+    run: those for 4 bits, in CUDA C++ and in Triton, and what dequantises, which starts late. Of 8
+    bits Triton's fetches nothing ahead, and nothing was measured."""
+    return weight.bits == 4 and weight.order is None
+
+
 def _takes_cuda(x: Tensor, weight: IntWeight) -> bool:
     """Hopper, with CUDA C++, rows for which its kernels are the faster, and what they compute."""
     return (

@@ -84,8 +84,9 @@ def _int_kernel(
     sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     middle = tl.full((BLOCK_N,), MIDDLE, tl.float32)
     if DEPENDENT:
-        gdc_launch_dependents()
+        # In this order, by int_linear.waits.
         gdc_wait()
+        gdc_launch_dependents()
     for block in range(first, last):
         codes = tl.load(weights + block * BYTES, mask=is_out[:, None], other=0)
         x = tl.load(inputs + block * BLOCK_K, mask=is_row[None, :], other=0.0)

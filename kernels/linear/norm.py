@@ -21,6 +21,7 @@ def rms_norm(
     eps: float,
     *,
     into: Fp8Input | None = None,
+    awaited: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
     """For each row x of the last dimension::
@@ -32,13 +33,16 @@ def rms_norm(
     as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
     shape. Any device; Triton on CUDA. into: the form to which the rows' reader rounds them, [T, H];
     where a kernel can, it does so here (rounded.py), the one in CUDA C++ with Triton's bits.
+    awaited: the kernel behind this one reads the rows, before its own wait nothing but weights,
+    and lets nothing start before that wait has ended. Then it may start at once.
     """
     if x.dim() == 2 and rounded_cuda.takes_norm(x, x, weight, into, backend):
         return rounded_cuda.rms_norm(x, weight, eps)
-    if x.dim() == 2 and (rounds := _rounds(x, into, backend)):
+    rounds = _rounds(x, into, backend)
+    if x.dim() == 2 and (rounds or (awaited and use_triton(backend, x))):
         from specengine.kernels.linear import norm_triton
 
-        return norm_triton.rms_norm(x, weight, eps, rounds)
+        return norm_triton.rms_norm(x, weight, eps, rounds, awaited)
     out: Tensor = _rms_norm(x, weight, eps, backend=backend)
     return out
 
@@ -50,19 +54,21 @@ def fused_add_rms_norm(
     eps: float,
     *,
     into: Fp8Input | None = None,
+    awaited: bool = False,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """``total = x + residual`` (rounded to the dtype), then ``(rms_norm(total), total)``.
 
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
-    CUDA, where both results take one kernel. into: as of rms_norm, of the first result.
+    CUDA, where both results take one kernel. into, awaited: as of rms_norm, of the first result.
     """
     if rounded_cuda.takes_norm(x, residual, weight, into, backend):
         return rounded_cuda.fused_add_rms_norm(x, residual, weight, eps)
-    if rounds := _rounds(x, into, backend):
+    rounds = _rounds(x, into, backend)
+    if rounds or (awaited and use_triton(backend, x)):
         from specengine.kernels.linear import norm_triton
 
-        return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds)
+        return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds, awaited)
     normed, total = _fused_add_rms_norm(x, residual, weight, eps, backend=backend)
     return normed, total
 

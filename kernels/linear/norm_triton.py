@@ -34,6 +34,7 @@ def _rms_norm_kernel(
     hidden,
     eps,
     ROUNDS: tl.constexpr,
+    EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -42,7 +43,7 @@ def _rms_norm_kernel(
     mask = cols < hidden
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     if DEPENDENT:
-        wait_for_rows(ROUNDS)
+        wait_for_rows(EARLY)
     start = (row // inner) * stride_outer + (row % inner) * stride_inner
     x = tl.load(x_ptr + start + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
@@ -67,6 +68,7 @@ def _add_rms_norm_kernel(
     hidden,
     eps,
     ROUNDS: tl.constexpr,
+    EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -75,7 +77,7 @@ def _add_rms_norm_kernel(
     mask = cols < hidden
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     if DEPENDENT:
-        wait_for_rows(ROUNDS)
+        wait_for_rows(EARLY)
     x = tl.load(x_ptr + row * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * stride_residual + cols, mask=mask, other=0.0)
     rounded = (x + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
@@ -137,8 +139,10 @@ def _block(hidden: int) -> tuple[int, int]:
     return block, min(max(block // 256, 1), 16)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED) -> Tensor:
-    """rounds: rows of x [T, H] are rounded, too (rounded.py)."""
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED, awaited: bool = False
+) -> Tensor:
+    """rounds: rows of x [T, H] are rounded, too (rounded.py). awaited: as of norm.rms_norm."""
     hidden = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
@@ -160,6 +164,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED) -
         hidden,
         eps,
         ROUNDS=rounds,
+        EARLY=bool(rounds) or awaited,
         DEPENDENT=dependent,
         BLOCK=block,
         num_warps=warps,
@@ -169,9 +174,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED) -
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    rounds: int = NOT_ROUNDED,
+    awaited: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """rounds: rows of the first result are rounded, too (rounded.py)."""
+    """rounds: rows of the first result are rounded, too (rounded.py). awaited: as of rms_norm."""
     rows, hidden = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(out)
@@ -193,6 +203,7 @@ def fused_add_rms_norm(
         hidden,
         eps,
         ROUNDS=rounds,
+        EARLY=bool(rounds) or awaited,
         DEPENDENT=dependent,
         BLOCK=block,
         num_warps=warps,

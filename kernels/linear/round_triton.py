@@ -19,13 +19,14 @@ from specengine.kernels.linear.rounded import WHOLE_ROWS
 
 
 @triton.jit
-def wait_for_rows(ROUNDS: tl.constexpr):
-    """For the kernel ahead, before its rows are read (programmatic dependent launch). Who rounds
-    them lets the kernel behind start at once: a product, which fetches its weight meanwhile."""
-    if ROUNDS:
+def wait_for_rows(EARLY: tl.constexpr):
+    """For the kernel ahead, before its rows are read (programmatic dependent launch). EARLY: lets
+    the kernel behind start at once, which must be as norm.rms_norm says of awaited: a product, that
+    fetches its weight meanwhile. Products of rounded rows are."""
+    if EARLY:
         gdc_launch_dependents()
     gdc_wait()
-    if not ROUNDS:
+    if not EARLY:
         # In this order: what starts behind this kernel may read what was written before it.
         gdc_launch_dependents()
 

@@ -140,7 +140,7 @@ class DecoderLayer(Module):
         norm = self.input_layernorm
         if norm is None:
             return self._enter(hidden, residual)
-        return norm.add(hidden, residual, self.attention.takes)
+        return norm.add(hidden, residual, self.attention.takes, self._is_awaited)
 
     def _behind_attention(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Feed-forward, of what attention gave, perhaps in parts, and the stream before it."""
@@ -148,7 +148,7 @@ class DecoderLayer(Module):
         hidden, residual = (
             self._enter(attended, residual)
             if norm is None
-            else norm.add(attended, residual, self.mlp.takes)
+            else norm.add(attended, residual, self.mlp.takes, self.mlp.waits)
         )
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual
@@ -159,6 +159,11 @@ class DecoderLayer(Module):
         [T, hidden_size]."""
         stream = hidden if residual is None else hidden + residual
         return self.spec.true_stream(stream), stream
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Of the first norm's rows: side by side, feed-forward reads them, too."""
+        return self.attention.waits and not self._side_by_side
 
     @property
     def attention(self) -> ProjectedAttention | GatedDelta:

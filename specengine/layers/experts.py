@@ -224,6 +224,7 @@ class SparseMLP(Numbered):
 
     def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
         super().__init__()
+        self.waits = False  # as layers.linear.Linear has it: routers and experts read the input
         self.spec = spec
         self.sharers = expert_sharers()
         self.ranks = communicator() if self.sharers is None else self.sharers.experts
@@ -236,8 +237,7 @@ class SparseMLP(Numbered):
 
     @property
     def takes(self) -> Fp8Input | None:
-        """As layers.linear.Linear has it: of the experts, or else of the shared one; the router
-        and the shared one's gate read rows as they are."""
+        """As layers.linear.Linear has it: of experts, or else the shared one; gates round none."""
         if is_traced() or self.sharers is not None:
             return None
         packed, shared = self.experts.packed, self.shared_expert

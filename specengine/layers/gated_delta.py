@@ -74,6 +74,7 @@ class GatedDelta(split_ops.Numbered):
 
     def __init__(self, spec: LayerSpec, layer_id: int) -> None:
         super().__init__()
+        self.waits = False  # as layers.linear.Linear has it: two products read the input
         assert spec.gated_delta is not None
         spec.check_ranks()
         self.layer_id = layer_id

@@ -150,6 +150,12 @@ class Linear(Numbered):
         trace stands for it. Who makes the rows may round them, too (kernels/linear/rounded.py)."""
         return None if is_traced() else self._takes
 
+    @property
+    def waits(self) -> bool:
+        """Whether the norm right ahead may let this product start at once: a packed weight's kernel
+        says that it waits by itself (awaited, of kernels.linear.norm). In a trace none does."""
+        return not is_traced() and bool(getattr(self.kernel, "waits", False))
+
     def use_kernel(self, kernel: LinearKernel, takes: Fp8Input | None = None) -> None:
         """Multiply with `kernel` from now on, and let go of the plain weight. takes: the form that
         it rounds rows to."""

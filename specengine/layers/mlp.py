@@ -41,6 +41,11 @@ class FeedForward(Module):
         """As layers.linear.Linear has it: of the input."""
         return self.up.takes
 
+    @property
+    def waits(self) -> bool:
+        """As layers.linear.Linear has it: what reads the input."""
+        return self.up.waits
+
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
         return self.down_proj.forward(self.inner(x))

@@ -55,11 +55,16 @@ class Norm(Module):
 
     @abstractmethod
     def add(
-        self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        into: Fp8Input | None = None,
+        awaited: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(normed sum, sum) of a layer's output and the residual stream. Without a residual, the
         stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts).
-        into: Linear.takes of who reads the first; a norm may round it to that, too."""
+        into: Linear.takes of who reads the first; a norm may round it to that, too. awaited:
+        Linear.waits of it, where nobody else does."""
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The sum alone."""
@@ -85,13 +90,18 @@ class RMSNorm(Norm):
         return norm_each(heads, self.weight, self.eps).flatten(1)
 
     def add(
-        self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        into: Fp8Input | None = None,
+        awaited: bool = False,
     ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            return rms_norm(x, self.weight, self.eps, into=into), x
+            return rms_norm(x, self.weight, self.eps, into=into, awaited=awaited), x
         if x.dim() == 3:
             return sum_add_rms_norm(x, residual, self.weight, self.eps, into=into)
-        return fused_add_rms_norm(x, residual, self.weight, self.eps, into=into)
+        given = x, residual, self.weight, self.eps
+        return fused_add_rms_norm(*given, into=into, awaited=awaited)
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The sum alone, in one kernel where x is in parts."""
@@ -137,7 +147,11 @@ class LayerNorm(Norm):
         return normed.to(x.dtype)
 
     def add(
-        self, x: Tensor, residual: Tensor | None, into: Fp8Input | None = None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        into: Fp8Input | None = None,
+        awaited: bool = False,
     ) -> tuple[Tensor, Tensor]:
         stream = self.stream(x, residual)
         return self(stream), stream

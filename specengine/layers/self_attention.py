@@ -56,6 +56,11 @@ class ProjectedAttention(Module):
         """As layers.linear.Linear has it: of the layer's input."""
         return self.in_proj.takes
 
+    @property
+    def waits(self) -> bool:
+        """As layers.linear.Linear has it: what reads the layer's input."""
+        return self.in_proj.waits
+
     @abstractmethod
     def attend(self, positions: Tensor, projected: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, sum(sizes)] -> what o_proj reads, [T, heads' outputs side by side]."""

@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Fp8Input | None]]:
     found: list[tuple[str, Fp8Input | None]] = []
 
     def spied(operation: Any) -> Any:
-        def run(*given: Any, into: Fp8Input | None = None) -> Any:
+        def run(*given: Any, into: Fp8Input | None = None, **_: bool) -> Any:
             found.append((operation.__name__, into))
             return operation(*given)
 

@@ -14,7 +14,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator
 from specengine.core.registry import QUANTIZATIONS, load_place
 from specengine.kernels.linear.fp8_linear import fp8_linear
-from specengine.kernels.linear.int_linear import gated_int_linear, int_linear
+from specengine.kernels.linear.int_linear import gated_int_linear, int_linear, waits
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
 from specengine.layers.experts import Experts
@@ -65,6 +65,12 @@ class QuantisedLinear:
         """The form that a single product rounds its rows to."""
         first = self.parts[0]
         return first.input if len(self.parts) == 1 and isinstance(first, Fp8Weight) else None
+
+    @property
+    def waits(self) -> bool:
+        """As layers.linear.Linear has it: of a single product."""
+        first = self.parts[0]
+        return len(self.parts) == 1 and isinstance(first, IntWeight) and waits(first)
 
     @property
     def num_bytes(self) -> int:
