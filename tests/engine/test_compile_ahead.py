@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pytest
 
 from specengine.engine.precompile import precompile_calls, representative_sizes
 from specengine.kernels import compilations, precompile
+from tests.conftest import place_of_run
 from tests.halves import slow_but
 from tests.kernels import offline_triton
 from tests.support.rounds import ON_CPU, ON_GPU
@@ -58,18 +60,30 @@ def spec_of(kind: dict[str, Any], drafters: dict[str, str]) -> dict[str, Any]:
 
 @dataclass
 class AskedByKind:
-    """In a process for each half of the kinds, which takes longer to start than to answer."""
+    """In a process for each half of the kinds, which takes longer to start than to answer. What one
+    process of a run was told, the others read."""
 
-    folder: Path
+    folder: Path  # of all processes of a run
     target: Path
     drafters: dict[str, str]
     found: dict[str, Asked] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Asked:
         if name not in self.found:
-            names = SLOW if name in SLOW else FAST
-            self.found |= self.ask({one: 12 if one in IN_PART else 1 for one in names})
+            self.found |= self.told("slow" if name in SLOW else "fast")
         return self.found[name]
+
+    def told(self, half: str) -> dict[str, Asked]:
+        with (self.folder / f"{half}.json").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # others wait
+            file.seek(0)
+            if not (text := file.read()):
+                names = {"slow": SLOW, "fast": FAST}[half]
+                text = json.dumps(self.ask({one: 12 if one in IN_PART else 1 for one in names}))
+                file.write(text)
+                file.flush()
+        found: dict[str, Asked] = json.loads(text)
+        return found
 
     def ask(self, times: dict[str, int]) -> dict[str, Asked]:
         """times: as many captures as run, by kind."""
@@ -85,7 +99,9 @@ def asked_by_kind(
     target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> AskedByKind:
     pytest.importorskip("triton")
-    return AskedByKind(tmp_path_factory.mktemp("caches"), target, drafters)
+    folder = place_of_run(tmp_path_factory) / "compile-ahead"
+    folder.mkdir(exist_ok=True)
+    return AskedByKind(folder, target, drafters)
 
 
 @pytest.fixture(params=["chains", "trees"])

@@ -283,13 +283,11 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
     assert 1 in kept
 
 
+@pytest.mark.slow  # the fast half has test_random_workloads.py
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     "kind",
-    slow_but(
-        ["tree"],  # chains come and go in random workloads
-        ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
-    ),
+    ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
 )
 def test_requests_come_and_go_between_host_and_device_rounds(
     kind: str, where: str, is_long: bool, spec_of: Specs, monkeypatch: pytest.MonkeyPatch

@@ -281,7 +281,8 @@ def test_hybrid_rounds_serve_every_sampling_feature(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("name", "kind", "min_match"), slow_but([COMING[-1]], COMING))
+@pytest.mark.slow  # the fast half has test_random_workloads.py, and trees that are judged
+@pytest.mark.parametrize(("name", "kind", "min_match"), COMING)
 def test_requests_come_and_go_between_host_and_device_hybrid_rounds(
     name: str,
     kind: str | None,

@@ -108,7 +108,7 @@ class CountingAdaptor(Eager):
         return lambda *_: [torch.zeros(1)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def parts(model: Any) -> list[GraphModule]:
     """Pieces of three layers, as they were traced."""
     made: list[GraphModule] = []

@@ -24,7 +24,7 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.engine.llm import LLM
 from specengine.engine.loop import Engine
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
-from tests.halves import each_value
+from tests.halves import slow_but
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL
 from tests.support.shared_experts import (
@@ -113,7 +113,11 @@ def test_any_of_three_ranks_may_be_idle(
                 assert num_idle > 0
 
 
-@pytest.mark.parametrize(("name", "where"), each_value(1, SPECS, ["host", "device"]))
+# Chains of MTP are in the tests below, on the host in pieces and on the device.
+@pytest.mark.parametrize(
+    ("name", "where"),
+    slow_but([("eagle3", "host"), ("tree", "device")], product(SPECS, ["host", "device"])),
+)
 def test_drafters_of_ranks_that_share_experts(
     name: str, where: str, deeper: Path, small_models: dict[str, Path]
 ) -> None:
