@@ -192,7 +192,12 @@ def test_the_choices_of_one_request_are_each_within_it(small_models: dict[str, P
     assert len(set(texts)) > 1
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.fixture(scope="module")
+def engines(small_models: dict[str, Path]) -> dict[str, LLM]:
+    return {name: make(small_models["llama"], spec=spec) for name, spec in SPECS.items()}
+
+
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(
     ("sampling", "text"),
     [
@@ -205,11 +210,11 @@ def test_the_choices_of_one_request_are_each_within_it(small_models: dict[str, P
     ids=str,
 )
 def test_how_long_an_output_gets(
-    sampling: dict[str, Any], text: str, spec: SpecConfig | None, small_models: dict[str, Path]
+    sampling: dict[str, Any], text: str, name: str, engines: dict[str, LLM]
 ) -> None:
     """Token 0 is the end: with a bias it comes as soon as it may."""
     asked = SamplingParams(grammar=GrammarSpec.regex("a{1,30}"), max_tokens=60, **sampling)
-    (one,) = make(small_models["llama"], spec=spec).generate(["aaaaaa"], asked)
+    (one,) = engines[name].generate(["aaaaaa"], asked)
     assert re.fullmatch(text, one.text)
     assert one.completions[0].finish_reason.kind == "stop"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 
@@ -16,6 +17,7 @@ from specengine.engine.proof.runs import Ask, complete
 from specengine.engine.proof.subjects import FRESH, State
 from specengine.engine.proof.tiny_model import save_tiny_models
 from specengine.runner.loader.loaded_model import LoadedModel
+from tests.halves import slow_but
 
 SYSTEM = "You are a tiny model, and repeat yourself: "
 USERS = ("abcabcabcabc", "hello hello hello", "1, 2, 3, 1, 2, 3", "x" * 40)
@@ -35,12 +37,16 @@ NAMES = [
     "EAGLE3 tree + suffix",
     "MTP, a layer a step: chain + suffix",
 ]
-# One page size each, by turns, of chains and of trees; the other in make test-all.
-CASES = [
-    pytest.param(name, size, marks=() if (i + i // 2) % 2 == turn else (pytest.mark.slow,))
-    for turn, size in enumerate((1, 16))
-    for i, name in enumerate(NAMES)
+# Each drafter, a chain and a tree of each that has both, one of them sampled; by turns with either
+# page size. All with both: make test-all.
+FAST = [
+    *(("NGRAM chain", 1), ("NGRAM tree + suffix", 16), ("SUFFIX tree", 1)),
+    *(("STANDALONE chain", 16), ("STANDALONE sampled tree", 1), ("STANDALONE static tree", 16)),
+    *(("EAGLE tree", 1), ("EAGLE sampled chain", 16)),
+    *(("EAGLE3 chain", 1), ("EAGLE3 sampled tree", 16), ("EAGLE3 tree + suffix", 1)),
+    *(("MTP tree", 16), ("MTP sampled chain", 1), ("MTP, a layer a step: chain + suffix", 16)),
 ]
+CASES = slow_but(FAST, product(NAMES, (1, 16)))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from specengine.engine.proof.workload import Workload
 from specengine.runner.loader.loaded_model import LoadedModel
 from tests.halves import slow_but
 
-REQUESTS = 24
+REQUESTS = 16
 
 
 @dataclass

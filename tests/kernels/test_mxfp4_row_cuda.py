@@ -41,7 +41,7 @@ def test_few_rows_have_the_bits_of_many(
     monkeypatch.setattr(test_mxfp4_cuda, "HIDDEN", hidden)
     monkeypatch.setattr(test_mxfp4_cuda, "INNER", inner)
     run_on(blocks, monkeypatch)
-    (x, chosen), weights = drawn(place, 5), made(place, name, True)
+    (x, chosen), weights = drawn(place, rows + 1), made(place, name, True)
     usual = mxfp4_cuda.experts(x, chosen, weights, Tile(3, 2, 4))
     close(usual.sum(0).bfloat16(), experts_ref.experts(x, chosen, weights))
     found = mxfp4_cuda.experts(*first(x, chosen, rows), weights, RowTile())

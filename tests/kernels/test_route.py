@@ -11,6 +11,7 @@ from torch import Tensor
 from specengine.kernels.experts import route_ref, route_triton
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.types import Router, Routing
+from tests.halves import each_value
 
 HIDDEN = 80
 
@@ -99,11 +100,11 @@ def test_routing_of_float16_rows_equals_reference_of_float32(
         torch.testing.assert_close(found.weights_TK, expected.weights_TK, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("least_many", [512, 33], ids=["one tile", "other tiles"])
-@pytest.mark.parametrize("rows", [1, 5, 16, 32])
+@pytest.mark.parametrize(("rows", "least_many"), each_value(1, [1, 5, 16, 32], [512, 33]))
 def test_routing_of_a_row_does_not_depend_on_others(
     rows: int, least_many: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """least_many: 512 for one tile, 33 where more rows take other ones."""
     monkeypatch.setattr(route_triton, "_MANY", least_many)
     x, router = draw(33, 40, device, extras=False)
     many = route_triton.route(x, router, Routing(6))

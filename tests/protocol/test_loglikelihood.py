@@ -39,6 +39,13 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TINY)
 
 
+@pytest.fixture(scope="module")
+def ended(reference: Any, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """A prompt, and the greedy text after it up to the token that ends it."""
+    context = tokenizer("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n").input_ids
+    return context, greedy(reference, context)[:-1]
+
+
 def logprobs_of(reference: Any, ids: list[int]) -> Tensor:
     """Row p is the distribution of token p + 1."""
     with torch.no_grad():
@@ -100,10 +107,9 @@ def test_loglikelihoods_are_those_of_transformers(
 
 
 def test_a_text_whose_next_token_ends_it_is_scored_whole(
-    live: LiveServer, reference: Any, tokenizer: Any
+    live: LiveServer, reference: Any, ended: tuple[list[int], list[int]]
 ) -> None:
-    context = tokenizer("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n").input_ids
-    rest = greedy(reference, context)[:-1]
+    context, rest = ended
     (logprobs,) = scored(live, [context + rest])
     assert logprobs["tokens"][-1] == "<|im_end|>"
     wanted = expected(reference, context, rest)

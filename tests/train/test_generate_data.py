@@ -118,11 +118,12 @@ def test_the_same_seed_gives_the_same_data(
 ) -> None:
     """However many requests run at a time."""
     one = make(model, tmp_path / "a", rows=3, max_conversations=20, seed=1)
-    other = make(model, tmp_path / "b", rows=16, max_conversations=20, seed=2)
+    other = make(model, tmp_path / "b", rows=16, max_conversations=8, seed=2)
     assert one.manifest.sha256 == twenty.manifest.sha256
     assert one.manifest.counts == twenty.manifest.counts
     assert len(one) >= 5
-    assert contents(other) != contents(one)
+    assert len(other) > 0
+    assert not any(document in contents(one) for document in contents(other))
 
 
 def test_an_interrupted_run_goes_on(
@@ -224,7 +225,7 @@ def test_time_bounds_a_run(model: Path, tmp_path: Path) -> None:
 def test_hopeless_targets_are_given_up(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specengine.lab.generate.batch_writer.HOPELESS", 20)
+    monkeypatch.setattr("specengine.lab.generate.batch_writer.HOPELESS", 8)
     with pytest.raises(DataError, match=r"left nothing to learn from.*prompt too short"):
         make(model, tmp_path / "d", max_minutes=1.0, min_prompt_words=1000, user_max_tokens=140)
 

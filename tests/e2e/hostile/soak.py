@@ -41,7 +41,8 @@ from tests.support.processes import Served, serving
 AT_ONCE = 24  # clients
 CANCELLED = 0.2
 SHARED = "Once upon a time there was a small house by the sea. " * 12  # a prefix of several pages
-SERVER = ("--api-workers", "2", "--admin-api-key", KEY, "--max-total-tokens", "6144")
+SLOTS = 6144
+SERVER = ("--api-workers", "2", "--admin-api-key", KEY, "--max-total-tokens", str(SLOTS))
 DRAFTS = ("--speculative-algorithm", "EAGLE3", "--no-speculative-adaptive")
 
 

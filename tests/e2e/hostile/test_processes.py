@@ -15,32 +15,18 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.hostile import soak
+from tests.e2e.hostile.watch import KEY
 from tests.support.kept import Kept
 from tests.support.processes import Served, children_of, is_alive, serving
 from tests.support.waiting import until
 
 LONG = {"max_tokens": 3000}
-OPERATOR = "operator"  # the key of what operators ask for
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[Served]]:
-    times = ("--max-restarts", "20", "--shutdown-timeout", "100")
-    flags = ("--api-workers", "2", "--admin-api-key", OPERATOR, *times)
-    servers = Kept(lambda: serving(tmp_path_factory.mktemp("served"), *flags))
-    yield servers
-    servers.end()
-
-
-@pytest.fixture
-def served(servers: Kept[Served]) -> Served:
-    return servers.get()
 
 
 @pytest.fixture
 def spread(served: Served) -> Iterator[list[httpx.Client]]:
     """Connections to both front ends: the first, and the last."""
-    until(lambda: len(served.front_ends()) == 2)
     clients = [httpx.Client(base_url=served.url, timeout=60) for _ in range(5)]
     for one in clients:  # each front end learns by itself that the engine serves
         until(lambda one=one: one.get("/ready").status_code == 200)
@@ -79,12 +65,12 @@ def test_server_info_counts_what_was_just_done(served: Served, spread: list[http
     for client in spread:
         state = state_at(client)
         found = state["num_slots"], state["num_generated_tokens"] - before[client]
-        assert found == (4096, 8)
+        assert found == (soak.SLOTS, 8)
 
 
 def state_at(client: httpx.Client) -> dict[str, Any]:
     """The engine's, as a front end tells it."""
-    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    headers = {"Authorization": f"Bearer {KEY}"}
     state: dict[str, Any] = client.get("/server_info", headers=headers).json()["state"]
     return state
 
