@@ -125,9 +125,8 @@ def test_a_seed_fixes_the_sampled_output(layers: int, checkpoint: Checkpoint) ->
     assert mixed[0].token_ids == expected
 
 
-@pytest.mark.parametrize(
-    ("page_size", "layers", "spec"), each_value(1, [1, 16], [(1, CHAIN), (3, CHAIN), (1, TREE)])
-)
+@pytest.mark.parametrize(("layers", "spec"), [(1, CHAIN), (3, CHAIN), (1, TREE)])
+@pytest.mark.parametrize("page_size", [1, 16])
 def test_retraction_changes_nothing(
     page_size: int, layers: int, spec: SpecConfig, checkpoint: Checkpoint, plain: Plain
 ) -> None:
@@ -179,7 +178,7 @@ def test_drafts_are_those_of_the_equations(
 
     monkeypatch.setattr(drafter, "draft", checked)
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-    llm.generate([*PROMPTS[:3], PROMPTS[5]], params)
+    llm.generate(PROMPTS[:4], params)
     assert compared > 60
 
 

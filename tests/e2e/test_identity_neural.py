@@ -153,15 +153,6 @@ def test_counters_of_a_request_add_up(target: Path, drafts: dict[str, Path]) -> 
         assert sum(n * k for k, n in enumerate(one.spec.histogram)) == one.spec.num_accepted
 
 
-EIGHT = [f"{i}{i}{i}" for i in range(8)]
-
-
-@pytest.fixture(scope="module")
-def eight(target: Path) -> list[list[int]]:
-    """What plain decoding with enough memory answers to EIGHT."""
-    return run(make(target, None), EIGHT, max_tokens=32)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "shape", "page_size"),
     [
@@ -173,18 +164,15 @@ def eight(target: Path) -> list[list[int]]:
     ],
 )
 def test_retraction_changes_nothing(
-    algorithm: str,
-    shape: str,
-    page_size: int,
-    target: Path,
-    drafts: dict[str, Path],
-    eight: list[list[int]],
+    algorithm: str, shape: str, page_size: int, target: Path, drafts: dict[str, Path]
 ) -> None:
     """Eight requests are admitted on the hope that they end at once; they do not."""
+    prompts = [f"{i}{i}{i}" for i in range(8)]
     spec = spec_of(algorithm, drafts[algorithm], **SHAPES[shape])
     tight = make(target, spec, page_size=page_size, max_total_tokens=208)
     tight.engine.scheduler.admission.demand.share = 0.0
-    assert run(tight, EIGHT, max_tokens=32) == eight
+    expected = run(make(target, None), prompts, max_tokens=32)
+    assert run(tight, prompts, max_tokens=32) == expected
     assert tight.engine.scheduler.num_retractions > 0
 
 
@@ -271,9 +259,8 @@ def test_a_seed_fixes_what_sampled_drafts_come_to(
     spec = spec_of("STANDALONE", drafts["STANDALONE"], draft_sampling=True, verify=verify, **shape)
     params = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
     llm = make(target, spec, disable_radix_cache=True)
-    prompts = PROMPTS[:3]
-    alone = [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
-    together = llm.generate(prompts, params)
+    alone = [llm.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
+    together = llm.generate(PROMPTS, params)
     assert [one.token_ids for one in together] == alone
     assert sum(one.spec.num_accepted for one in together) > 0
 
