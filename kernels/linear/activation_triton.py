@@ -18,6 +18,9 @@ from specengine.kernels.sizes import cdiv, power_of_2
 
 _BLOCK = 1024
 _MOST_WARPS = 32  # of a whole row, which one program rounds
+# Rows up to which programs start before the product ahead has ended. Those of more take its room:
+# 1,088 rows of a 135M took 3.0 us for 2.6, and a round 2% longer.
+_MOST_AHEAD = 64
 
 
 @triton.jit
@@ -71,7 +74,7 @@ def act_and_mul(x: Tensor, activation: str, rounds: int = NOT_ROUNDED) -> Tensor
         return out
     codes, scale = room_for(x, width, rounds)
     block = max(power_of_2(width), _BLOCK) if rounds else _BLOCK
-    dependent = has_dependent_launch(x)
+    dependent = bool(rounds or rows <= _MOST_AHEAD) and has_dependent_launch(x)
     _act_and_mul_kernel[(rows, cdiv(width, block))](
         x,
         out,
