@@ -308,9 +308,8 @@ class ModelRunner:
         return self.sampler(output, sampling, rows)
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
-        places = batch.logits_rows
-        if places is not None and len(hidden) < batch.num_tokens:  # the model has left rows out
-            assert batch.kept_rows is not None
-            places = torch.searchsorted(batch.kept_rows, places)
+        places, kept_R = batch.logits_rows, batch.kept_rows
+        if places is not None and kept_R is not None and len(hidden) < batch.num_tokens:
+            places = torch.searchsorted(kept_R, places)  # the model has left rows out
         logits = self.model.head.logits(hidden if places is None else hidden[places])
         return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))
