@@ -277,7 +277,7 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
         kept.append(len(new_TH) // len(rows))
         keep_rows(states, rows, new_TH, chosen)
 
-    monkeypatch.setattr(eagle, "_MANY_ROWS", 8)
+    monkeypatch.setattr(eagle, "MANY_ROWS", 8)
     monkeypatch.setattr(eagle, "keep_rows", keep)
     test_device_rounds_emit_and_accept_what_host_rounds_do(kind, "greedy", "cpu", False, spec_of)
     assert 1 in kept
