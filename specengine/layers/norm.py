@@ -63,8 +63,8 @@ class Norm(Module):
     ) -> tuple[Tensor, Tensor]:
         """(normed sum, sum) of a layer's output and the residual stream. Without a residual, the
         stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts).
-        into: Linear.takes of who reads the first; a norm may round it to that, too. awaited:
-        Linear.waits of it, where nobody else does."""
+        into: Linear.takes of what reads the first; a norm may round it to that, too. awaited:
+        Linear.waits of it, where nothing else does."""
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The sum alone."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.draft.eagle.worker import EagleWorker
-from specengine.layers.decoder import DecoderLayer
 from specengine.layers.self_attention import SelfAttention
 from specengine.runner.model_runner import ModelRunner
 from tests.conftest import save_tokenizer
 from tests.draft.test_eagle_drafts import FORMS, make, run
 from tests.support.families import save_small_model
+from tests.support.last_rows import count_last
 
 LONG = ["0123456789" * 9, "The quick brown fox jumps over the lazy dog. " * 2, "x"]
 
@@ -73,16 +72,8 @@ def test_target_computes_all_rows_for_a_draft_that_reads_its_last_layer(
 ) -> None:
     target = save_small_model("llama", tmp_path / "target", 5, num_hidden_layers=layers)
     save_tokenizer(target)
-    rows = list[int]()
     draft = FORMS[form][1](tmp_path / "draft", target)
-    forward_last = DecoderLayer.forward_last
-
-    def counted(self: DecoderLayer, *given: Any) -> tuple[Tensor, Tensor]:
-        out = forward_last(self, *given)
-        rows.append(len(out[1]))
-        return out
-
-    monkeypatch.setattr(DecoderLayer, "forward_last", counted)
+    rows = count_last(monkeypatch)
     states, *kv = states_and_kv(form, target, draft, -1)
     assert rows == ([3] if leaves_out else [])
     monkeypatch.setattr(ModelRunner, "_leaves_rows_out", lambda *_: False)

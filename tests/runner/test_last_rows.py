@@ -15,13 +15,13 @@ from specengine.core.config import ModelConfig
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.last_rows import keep_last
 from specengine.layers.attention import attention_layers
-from specengine.layers.decoder import DecoderLayer
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.model_runner import ModelRunner
 from specengine.target.registry import find_model_class
 from tests.support.extends import close, extend
 from tests.support.families import FAMILIES
+from tests.support.last_rows import count_last
 from tests.target.conftest import MiniRunner
 
 PROMPTS = [[(7 * i * i + 3 * i) % 300 for i in range(40)], [5, 9, 301]]
@@ -68,19 +68,6 @@ def test_last_rows_alone_equal_those_of_all(family: str, small_models: dict[str,
         close(other.layer_features[0], batch.layer_features[0])
     for one, same in zip(kv_of(narrow), kv_of(whole), strict=True):
         close(one, same)
-
-
-def count_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of the last layer's output, a forward that leaves rows out."""
-    counted, inner = list[int](), DecoderLayer.forward_last
-
-    def forward_last(self: DecoderLayer, *given: Any) -> tuple[Tensor, Tensor]:
-        out = inner(self, *given)
-        counted.append(len(out[1]))
-        return out
-
-    monkeypatch.setattr(DecoderLayer, "forward_last", forward_last)
-    return counted
 
 
 def test_head_reads_the_requests_that_sample(
