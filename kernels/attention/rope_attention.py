@@ -2,18 +2,22 @@
 verification.
 
 What norm_heads, rope_store_kv and paged_attention do, in one kernel that a small model waits for
-once.
+once. Triton's takes every case; that of CUDA C++ takes few requests and the common case, on Hopper.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from specengine.kernels.attention import rope_attention_cuda
 from specengine.kernels.attention.head_norms import norm_heads
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.rope import rope_store_kv
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.kernels.dispatch import Backend, use_triton
+
+_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+_Options = tuple[int | None, float | None, Tensor | None, HeadNorms | None]
 
 # Rows (queries x query heads of a KV head) of one program, or of a few that share them.
 MAX_ROWS = 64
@@ -57,7 +61,13 @@ def rope_attention(
     With programmatic dependent launch the old keys are read before the kernel ahead has ended. So
     the KV of a prefix must not come from a kernel that signals its end early, as these do: between
     two forwards of a model there must be one that does not, such as any of PyTorch's.
+
+    num_splits: of the keys, in Triton. Backend "cuda" raises ValueError for what it refuses.
     """
+    tensors = q, k, v, cos_sin_cache, k_cache, v_cache
+    options = window, softcap, sinks, norms
+    if num_splits is None and _takes_cuda(backend, tensors, batch, options):
+        return rope_attention_cuda.rope_attention(*tensors, loc, batch, scale, norms)
     if use_triton(backend, q):
         from specengine.kernels.attention import rope_attention_triton
 
@@ -95,3 +105,13 @@ def rope_attention(
         sinks=sinks,
         backend="torch",
     )
+
+
+def _takes_cuda(backend: Backend, tensors: _Tensors, batch: PagedBatch, options: _Options) -> bool:
+    """Whether the kernel in CUDA C++ is asked for, or is there and the faster one."""
+    if backend == "auto":
+        is_faster = rope_attention_cuda.is_faster(tensors[0], tensors[4].shape[1], batch)
+        return is_faster and rope_attention_cuda.takes(*tensors, batch, *options)
+    if backend == "cuda" and not rope_attention_cuda.takes(*tensors, batch, *options):
+        raise ValueError('the kernel in CUDA C++ refuses this; leave the backend to "auto"')
+    return backend == "cuda"

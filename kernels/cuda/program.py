@@ -19,6 +19,7 @@ from torch import Tensor
 from specengine.kernels import compilations, precompile
 
 Argument = Tensor | int | float | None
+_PORTABLE_CLUSTER = 8  # blocks that every GPU with clusters takes
 
 
 @cache
@@ -100,8 +101,12 @@ def _loaded(
         torch.cuda.current_stream()
         module = _check(driver.cuModuleLoadData(_binary(source, defines, device)))
         function = _check(driver.cuModuleGetFunction(module, name.encode()))
-        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        kind = driver.CUfunction_attribute
+        limit = kind.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuFuncSetAttribute(function, limit, shared_bytes))
+        if dict(defines).get("CLUSTER", 1) > _PORTABLE_CLUSTER:
+            allowed = kind.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _check(driver.cuFuncSetAttribute(function, allowed, 1))
     return Kernel(function)
 
 

@@ -63,7 +63,14 @@ __device__ __forceinline__ u16 load_fresh_one(const u16* at) {
   return v;
 }
 
-// Four values of half precision.
+// Two values of half precision.
+__device__ __forceinline__ u32 load_fresh_two(const u16* at) {
+  u32 v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+  return v;
+}
+
+// Four of them.
 __device__ __forceinline__ uint2 load_fresh_four(const u16* at) {
   uint2 v;
   asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
@@ -419,6 +426,14 @@ __device__ __forceinline__ void send_to_block(u32* at, int block, u32 value, u32
                "mapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 told, %3, %2;\n"
                "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %1, [told];\n}"
                :: "r"((u32)__cvta_generic_to_shared(at)), "r"(value), "r"(block), "r"(barrier) : "memory");
+}
+
+// The same of two words.
+__device__ __forceinline__ void send_two_to_block(u64* at, int block, u64 value, u32 barrier) {
+  asm volatile("{\n.reg .b32 there, told;\n"
+               "mapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 told, %3, %2;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [there], %1, [told];\n}"
+               :: "r"((u32)__cvta_generic_to_shared(at)), "l"(value), "r"(block), "r"(barrier) : "memory");
 }
 
 // From the same place of another block's shared memory, of the same cluster.

@@ -49,7 +49,7 @@ class EmulatedKernel:
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        """Blocks begin in an order that is drawn; eight run by turns."""
+        """Blocks begin in an order that is drawn; sixteen run by turns."""
         assert shared_bytes <= SHARED_BYTES
         assert grid[2] == 1
         count = grid[0] * grid[1]

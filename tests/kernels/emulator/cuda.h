@@ -65,7 +65,7 @@ inline T min(T a, T b) {
 #pragma GCC visibility push(hidden)
 extern Place threadIdx, blockIdx, gridDim;
 
-const int WARP = 32, SHARED_BYTES = 232448, AT_ONCE_MOST = 8;
+const int WARP = 32, SHARED_BYTES = 232448, AT_ONCE_MOST = 16;
 extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
 extern int slot;  // of the block that runs
 

@@ -76,12 +76,13 @@ void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
   turn_if_complete(barrier);
 }
 
-void send_to_block_of(int blocks_of_one, u32* at, int block, u32 value, u32 barrier) {
+void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes,
+                      u32 barrier) {
   unsigned char* shared = shared_of(block, blocks_of_one);
-  memcpy(shared + __cvta_generic_to_shared(at), &value, 4);
+  memcpy(shared + __cvta_generic_to_shared(at), value, bytes);
   const int index = here().index / blocks_of_one * blocks_of_one + block;
   SharedBarrier& theirs = block_of(index).barriers.at(barrier);
-  theirs.open_bytes -= 4;
+  theirs.open_bytes -= bytes;
   turn_if_complete(theirs);
 }
 

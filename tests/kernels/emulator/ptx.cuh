@@ -19,7 +19,7 @@ void end_of_copies();
 void wait_for_copies_but(int groups);
 void wait_for_all_copies();
 u64 nanoseconds();
-void send_to_block_of(int blocks_of_one, u32* at, int block, u32 value, u32 barrier);
+void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes, u32 barrier);
 #pragma GCC visibility pop
 
 template <int TO, int FROM>
@@ -36,7 +36,7 @@ inline uint4 load_fresh(const u16* at) { return *(const uint4*)at; }
 inline uint4 load_fresh_if(bool exists, const u16* at) { return exists ? load_fresh(at) : uint4(); }
 inline const u16* computed_now(const u16* at) { return at; }
 inline u16 load_fresh_one(const u16* at) { return *at; }
-
+inline u32 load_fresh_two(const u16* at) { return *(const u32*)at; }
 inline uint2 load_fresh_four(const u16* at) { return *(const uint2*)at; }
 
 inline float widen_float16(u16 v) {
@@ -162,7 +162,11 @@ inline void store_in_block(u64* at, int block, u64 value) {
   memcpy(shared_of(block, CLUSTER) + ((unsigned char*)at - shared_memory), &value, 8);
 }
 inline void send_to_block(u32* at, int block, u32 value, u32 barrier) {
-  send_to_block_of(CLUSTER, at, block, value, barrier);
+  send_to_block_of(CLUSTER, at, block, &value, 4, barrier);
+}
+inline void send_two_to_block(u64* at, int block, u64 value, u32 barrier) {
+  if ((unsigned long)at % 8) abort();
+  send_to_block_of(CLUSTER, at, block, &value, 8, barrier);
 }
 inline float load_float_of_block(const float* at, int block) {
   float v;
