@@ -94,16 +94,17 @@ def _lies_in(x: Tensor, size: int) -> bool:
 
 def is_faster(q: Tensor, kv_heads: int, batch: PagedBatch) -> bool:
     """Whether to take the kernel for what `takes` takes: where each block has a multiprocessor, as
-    for one request of an 8B, and a request has few keys.
+    for one request of an 8B, and a request has one query and few keys.
 
-    It is faster than Triton's programs up to 4,000 keys, and slower at 8,000. Clusters of fewer
-    blocks, for more requests, are slower from a few hundred keys on, and with rows of two tiles it
-    is slower at any number. A captured round does not know how many there will be: its max_keys is
+    It is faster than Triton's programs up to 4,000 keys, and slower at 8,000; with two queries it
+    is slower from a thousand on. Clusters of fewer blocks, for more requests, are slower from a few
+    hundred keys on. A captured round does not know how many there will be: its max_keys is
     what the engine's context allows (benchmarks/results/kernels.md: few-requests-attention)."""
     if not (has_dependent_launch(q) and program.available()):
         return False
     blocks = _CLUSTER * len(batch.seq_lens) * kv_heads
-    return blocks <= multiprocessors(q.device) and batch.max_keys <= _MOST_KEYS
+    has_room = blocks <= multiprocessors(q.device)
+    return has_room and batch.max_queries == 1 and batch.max_keys <= _MOST_KEYS
 
 
 def rope_attention(

@@ -153,5 +153,5 @@ def check(given: Round, backend: Backend = "cuda") -> None:
         (found.k_cache, wide.k_cache, given.k_cache),
         (found.v_cache, wide.v_cache, given.v_cache),
     ):
-        torch.testing.assert_close(got[new].float(), expected[new], rtol=0.01, atol=0.01)
+        torch.testing.assert_close(got[new].float(), expected[new], rtol=0.02, atol=0.02)
         assert torch.equal(got[~new].view(torch.int16), before[~new].view(torch.int16))

@@ -114,23 +114,23 @@ def bounded(lens: list[tuple[int, int]], heads: tuple[int, int], max_keys: int =
 
 
 @pytest.mark.parametrize(
-    ("requests", "queries", "heads"),
+    ("requests", "heads"),
     [
-        *((1, 1, (32, 8)), (1, 2, (32, 8)), (1, 1, (64, 8)), (1, 8, (8, 8))),
-        *((2, 1, (16, 4)), (4, 2, (8, 2))),
+        *((1, (32, 8)), (1, (64, 8)), (2, (16, 4)), (4, (8, 2))),
     ],
 )
-def test_few_requests_with_rows_of_one_tile_take_it(
-    requests: int, queries: int, heads: tuple[int, int], launches: list[int]
+def test_few_requests_with_a_query_each_take_it(
+    requests: int, heads: tuple[int, int], launches: list[int]
 ) -> None:
-    check(bounded([(9, queries)] * requests, heads), "auto")
-    assert launches == [requests * queries]
+    check(bounded([(9, 1)] * requests, heads), "auto")
+    assert launches == [requests]
 
 
 @pytest.mark.parametrize(
     ("requests", "queries", "heads", "max_keys"),
     [
-        pytest.param(1, 3, (32, 8), 4096, id="rows of two tiles"),
+        pytest.param(1, 3, (32, 8), 4096, id="twelve rows"),
+        pytest.param(1, 2, (32, 8), 4096, id="two queries"),
         pytest.param(1, 9, (8, 8), 4096, id="nine rows"),
         pytest.param(2, 1, (32, 8), 4096, id="two requests of an 8B"),
         pytest.param(3, 1, (12, 3), 4096, id="144 blocks"),
