@@ -76,27 +76,6 @@ void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
   turn_if_complete(barrier);
 }
 
-alignas(16) static const unsigned char outside[16] = {};
-
-void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
-  if (to % 1024 || map->box[0] * 2 != HALF) abort();
-  int row = 0, at[4];
-  for (at[3] = d; at[3] < d + map->box[3]; at[3]++)
-    for (at[2] = c; at[2] < c + map->box[2]; at[2]++)
-      for (at[1] = b; at[1] < b + map->box[1]; at[1]++, row++)
-        for (int piece = 0; piece < 8; piece++) {
-          at[0] = a + piece * 8;
-          bool exists = true;
-          long place = 0;
-          for (int i = 0; i < 4; i++) {
-            exists = exists && at[i] < map->sizes[i];
-            place += at[i] * map->strides[i];
-          }
-          const void* from = exists ? (const void*)(map->at + place) : outside;
-          copy_bulk(to + swizzled(row, piece), (const u16*)from, 16, barrier);
-        }
-}
-
 void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes,
                       u32 barrier) {
   unsigned char* shared = shared_of(block, blocks_of_one);
@@ -203,22 +182,18 @@ struct LeftFragment {
   u32 a[4];
 };
 
-// Of half precision; matrix: the place of the first row's first of 16 columns.
-static float value_at(u64 matrix, int row, int column) {
-  const u32 start = matrix / (8 * HALF) * (8 * HALF), at = matrix % (8 * HALF);
-  u16 value;
-  memcpy(&value, shared_memory + start + swizzled(row, at / 16 + column / 8) + column % 8 * 2, 2);
-  return widen(value);
-}
-
 static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
   static Board<LeftFragment> board;
   const LeftFragment* of = board.show(a);
+  const u32 start = b / (8 * HALF) * (8 * HALF), at = b % (8 * HALF);
   for (int i = 0; i < count; i++) {
     const int row = lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
     float sum = 0.f;
-    for (int k = 0; k < 16; k++)
-      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * value_at(b, column, k);
+    for (int k = 0; k < 16; k++) {
+      u16 value;
+      memcpy(&value, shared_memory + start + swizzled(column, at / 16 + k / 8) + k % 8 * 2, 2);
+      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * widen(value);
+    }
     c[i] = (adds ? c[i] : 0.f) + sum;
   }
   __syncwarp();
@@ -227,25 +202,4 @@ static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
 void add_product_of(int count, float* c, const u32* a, u64 b, int adds) {
   const LeftFragment given = {{a[0], a[1], a[2], a[3]}};
   my_products().back().push_back([=] { make_product(c, given, b, adds, count); });
-}
-
-static void make_shared_product(float* c, u64 a, u64 b, int adds, int count) {
-  for (int i = 0; i < count; i++) {
-    const int row = warp() % 4 * 16 + lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-    float sum = 0.f;
-    for (int k = 0; k < 16; k++) sum += value_at(a, row, k) * value_at(b, column, k);
-    c[i] = (adds ? c[i] : 0.f) + sum;
-  }
-}
-
-void add_shared_product_of(int count, float* c, u64 a, u64 b, int adds) {
-  my_products().back().push_back([=] { make_shared_product(c, a, b, adds, count); });
-}
-
-void arrive_in_block_of(int blocks_of_one, u32 at, int block) {
-  const int index = here().index / blocks_of_one * blocks_of_one + block;
-  SharedBarrier& theirs = block_of(index).barriers.at(at);
-  if (!theirs.landings.empty()) abort();  // they would land in this block
-  theirs.arrived++;
-  turn_if_complete(theirs);
 }
