@@ -26,7 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 import report
+from layer_tail import HIDDEN, LAYERS
 from quantised import draw, four_bits
+from wide_rows import CONTEXT, DIM, HEADS, KV_HEADS, SLOTS, round_batch
 
 from specengine.kernels.attention.rope_attention import rope_attention
 from specengine.kernels.attention.types import PagedBatch
@@ -35,9 +37,7 @@ from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
 from specengine.kernels.precompile import precompile
 
-HIDDEN, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
-LAYERS, TIMES, REPLAYS = 8, 2, 25
-SLOTS, CONTEXT = 32768, 8192
+TIMES, REPLAYS = 2, 25
 KERNELS: tuple[Backend, ...] = ("triton", "cuda")
 TITLE = "Attention of few requests between W4A16 products of an 8B"
 NOTES = """What attention adds to a chain of two products a layer. "near": the greatest difference
@@ -69,23 +69,9 @@ class Rows:
 
     @classmethod
     def of(cls, requests: int, queries: int, keys: int) -> Rows:
-        each = torch.arange(requests + 1, device="cuda")
-        table = torch.arange(CONTEXT, device="cuda") * requests + each[:-1, None]
-        table = table % (SLOTS - 16) + 16
-        places = (keys + torch.arange(queries, device="cuda")).expand(requests, queries)
-        batch = PagedBatch(
-            req_to_token=table.int(),
-            req_pool_indices=each[:-1],
-            seq_lens=torch.full_like(each[:-1], keys + queries),
-            qo_indptr=each * queries,
-            positions=places.reshape(-1).contiguous(),
-            max_queries=queries,
-            max_keys=CONTEXT,
-            counters=torch.zeros(4096, dtype=torch.int32, device="cuda"),
-        )
+        batch, slots = round_batch(requests, queries, keys)
         turns = torch.arange(CONTEXT, device="cuda")[:, None] * torch.rand(DIM // 2, device="cuda")
-        angles = torch.cat([turns.cos(), turns.sin()], 1)
-        return cls(batch, table.gather(1, places).view(-1), angles)
+        return cls(batch, slots, torch.cat([turns.cos(), turns.sin()], 1))
 
 
 def attention(qkv: Tensor, layer: Layer, rows: Rows, backend: Backend) -> Tensor:
