@@ -24,10 +24,10 @@ def unread(req: Req, known: int, most: int | None = None) -> list[int]:
 class NativeReading(Generic[T]):
     """Prompt and output of one request, in a text that C keeps."""
 
-    __slots__ = ("_req", "text")
+    __slots__ = ("req", "text")
 
     def __init__(self, req: Req, text: T) -> None:
-        self._req = req
+        self.req = req
         self.text = text
 
     @property
@@ -35,7 +35,7 @@ class NativeReading(Generic[T]):
         return self.text.num_tokens
 
     def unread(self, most: int | None = None) -> list[int]:
-        return unread(self._req, self.text.num_tokens, most)
+        return unread(self.req, self.text.num_tokens, most)
 
     def update(self, most: int | None = None) -> None:
         """Take in the tokens that came since, the prompt's at first; at most so many."""
@@ -48,7 +48,7 @@ def read_all(
 ) -> None:
     """Each takes in what was committed since, and what its request has `said` that is not committed
     yet. Raises MemoryError."""
-    new = [one.unread() for one in readings]
+    new = [unread(one.req, one.text.num_tokens) for one in readings]
     if said is not None:
         new = [old + more for old, more in zip(new, said, strict=True)]
     extend([one.text for one in readings], new)

@@ -25,14 +25,12 @@ class NodeLimit:
         return limit if self.most is None else min(limit, self.most)
 
 
-def depth_within(req: Req, most: int) -> int:
-    """Levels that a request lets be drafted for it."""
-    limit = req.sampling.speculative.max_depth
-    return most if limit is None else min(limit, most)
-
-
 def depths_within(reqs: Sequence[Req], most: int) -> list[int]:
-    return [depth_within(req, most) for req in reqs] if most else [0] * len(reqs)
+    """Levels that each request lets be drafted for it."""
+    if not most:
+        return [0] * len(reqs)
+    limits = [req.sampling.speculative.max_depth for req in reqs]
+    return [most if limit is None or limit > most else limit for limit in limits]
 
 
 def depth_limits(reqs: Sequence[Req], most: int | None) -> list[int | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from specengine.core.drafter import Drafter
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
-from specengine.engine.draft_depth import cut_to_depth, depth_within
+from specengine.engine.draft_depth import cut_to_depth
 from specengine.scheduler.scheduler import Scheduler
 
 _ROUNDS = 8  # until all requests have had their turn
@@ -41,11 +41,10 @@ class LookupPrefetch:
         }
         return self.scheduler.follow([*self._going], slots)
 
-    def draft(self, reqs: Sequence[Req], depth: int) -> DraftProposal:
-        """For those that follow."""
-        given = [self._going[req] for req in reqs]
-        levels = [depth_within(req, depth) for req in reqs]
-        most = [min(left, self.drafter.max_nodes) for _, left in given]
+    def draft(self, reqs: Sequence[Req], levels: Sequence[int]) -> DraftProposal:
+        """For those that follow. levels: how deep each may draft."""
+        given, max_nodes = [self._going[req] for req in reqs], self.drafter.max_nodes
+        most = [min(left, max_nodes) for _, left in given]
         if not self._cuts:
             most = [min(count, 1 + limit) for count, limit in zip(most, levels, strict=True)]
         proposal = self.drafter.draft_ahead(reqs, [new for new, _ in given], most)

@@ -17,7 +17,7 @@ from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.state import AdaptiveSteps, tell_depths
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.intake import check_intake, start_grammar, within_context
-from specengine.engine.lost_state import requests_start_anew
+from specengine.engine.lost_state import start_anew
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named, owner_of
 from specengine.engine.outputs import EngineStats, RequestOutput
@@ -195,15 +195,16 @@ class Engine:
         A round on the device is launched by one call, and collected and committed by the next,
         which may launch another before.
         """
-        with (
-            shared_step(self.parts.sharers, lambda: self.has_work),
-            requests_start_anew(self.scheduler, self.pipeline),
-        ):
+        shared_step(self.parts.sharers, self._advance, lambda: self.has_work)
+        return self.take_changed()
+
+    def _advance(self) -> None:
+        try:
             if self.split is not None:
                 self.split.advance()
             if self.pipeline is not None and self.pipeline.has_in_flight:
                 self._collect(self.pipeline)
-                return self.take_changed()
+                return
             batch = self._next_batch()
             self._release_requests()
             if batch is not None:
@@ -214,7 +215,9 @@ class Engine:
                 else:
                     self._commit(batch.reqs, self._run(batch))
                 self._release_requests()
-        return self.take_changed()
+        except BaseException:
+            start_anew(self.scheduler, self.pipeline)
+            raise
 
     def _collect(self, pipeline: RoundPipeline) -> None:
         done = pipeline.collect()
@@ -233,8 +236,7 @@ class Engine:
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.advance()
             return True
-        may_capture &= not self.host_round.why_watched
-        return may_capture and self.pipeline.prepare(is_wanted)
+        return may_capture and not self.host_round.why_watched and self.pipeline.prepare(is_wanted)
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
         """On the host. Rounds that are recorded keep their depth."""

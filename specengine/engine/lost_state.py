@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from specengine.engine.pipeline import RoundPipeline
 from specengine.scheduler.scheduler import Scheduler
 
 
-@contextmanager
-def requests_start_anew(scheduler: Scheduler, pipeline: RoundPipeline | None) -> Iterator[None]:
-    """Where the body fails. KV may be written again by the same step; state that has moved on may
-    not be moved on twice, so that requests go back to the queue and run their texts again. Of
+def start_anew(scheduler: Scheduler, pipeline: RoundPipeline | None) -> None:
+    """After a step that failed. KV may be written again by the same step; state that has moved on
+    may not be moved on twice, so that requests go back to the queue and run their texts again. Of
     targets without such state they stay."""
-    try:
-        yield
-    except BaseException:
-        has_in_flight = pipeline is not None and pipeline.has_in_flight
-        if scheduler.ledger.snapshots is not None and not has_in_flight:
-            scheduler.retract_all()
-        raise
+    has_in_flight = pipeline is not None and pipeline.has_in_flight
+    if scheduler.ledger.snapshots is not None and not has_in_flight:
+        scheduler.retract_all()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
@@ -83,8 +82,11 @@ class RoundPipeline:
             plan = self.executor.source.send(proposal, plan.levels)
             drafting = perf_counter() - start
         captures = self.executor.counters["captures"]
-        with self._all_or_nothing():
+        try:
             in_flight = self.executor.launch(batch.reqs, plan)
+        except BaseException:
+            self._forget_in_flight()
+            raise
         if self.executor.counters["captures"] != captures:
             # The time of a capture is no round's.
             started, drafting = perf_counter(), 0.0
@@ -112,24 +114,28 @@ class RoundPipeline:
     def collect(self) -> RoundResult:
         """Wait for the round in flight, the next already launched where it may be. The result must
         be committed, and then `send_masks` called, before anything else runs."""
-        done = self.launched
-        assert done is not None
+        assert self.launched is not None
+        try:
+            return self._collect(self.launched)
+        except BaseException:
+            self._forget_in_flight()
+            raise
+
+    def _collect(self, done: Launched) -> RoundResult:
         in_flight = done.in_flight
         depth, learns = done.choice.num_steps, self.depths.learns_from(done)
-        with self._all_or_nothing():
-            self.launched = self._follow(done) if self.overlaps else None
-            if self._index is not None and not depth:
-                self._index.advance(in_flight.reqs, lambda: self._is_done(in_flight))
-            useful = self._useful_levels(in_flight) if depth else in_flight.plan.levels
-            if learns and not self.is_disturbed():
-                self.depths.learn_host(done, self.launched, self._collected)
-            result = self.executor.collect(in_flight)
+        self.launched = self._follow(done) if self.overlaps else None
+        if self._index is not None and not depth:
+            self._index.advance(in_flight.reqs, lambda: self._is_done(in_flight))
+        useful = self._useful_levels(in_flight) if depth else in_flight.plan.levels
+        if learns and not self.is_disturbed():
+            self.depths.learn_host(done, self.launched, self._collected)
+        result = self.executor.collect(in_flight)
         self._collected = self.executor.collected_at
         if self.launched is not None:
             self.launched.started = self._collected
         elif self._prefetch is not None:
-            with self._all_or_nothing():
-                self.launched = self._follow_collected(self._prefetch, in_flight, result.tokens)
+            self.launched = self._follow_collected(self._prefetch, in_flight, result.tokens)
         self.depths.collected(done, result)
         if learns:
             self.depths.learn(done, result, self._seconds_of(done))
@@ -145,18 +151,13 @@ class RoundPipeline:
             return None
         return self.executor.collected_at - done.started
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
+    def _forget_in_flight(self) -> None:
         """A round that is not read did not happen: its requests run it again."""
-        try:
-            yield
-        except BaseException:
-            self.launched = self._collected = None
-            self.executor.host_view.forget()
-            self.executor.sampling.edits.forget()
-            if self._prefetch is not None:
-                self._prefetch.forget()
-            raise
+        self.launched = self._collected = None
+        self.executor.host_view.forget()
+        self.executor.sampling.edits.forget()
+        if self._prefetch is not None:
+            self._prefetch.forget()
 
     def _is_done(self, in_flight: InFlightRound) -> bool:
         """Whether the round has ended; False for several ranks, which must do the same."""
@@ -228,7 +229,7 @@ class RoundPipeline:
         plan = RoundPlan(depths_within(reqs, choice.num_steps))
         if choice.num_steps:
             start = perf_counter()
-            proposal = prefetch.draft(reqs, choice.num_steps)
+            proposal = prefetch.draft(reqs, plan.levels)
             plan = self.executor.source.send(proposal, plan.levels)
             drafting = perf_counter() - start
         following = self.executor.follow(reqs, plan)

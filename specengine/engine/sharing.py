@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from zlib import crc32
@@ -55,16 +54,17 @@ def meet(
     )
 
 
-@contextmanager
-def shared_step(sharers: ExpertSharers | None, has_work: Callable[[], bool]) -> Iterator[None]:
-    """Around what an engine runs in a step. All that share experts step together: one that has no
-    work steps too, and runs IDLE forwards beside the others'. core/sharing.py says how forwards
-    meet. Raises EngineStoppedError where another has ended."""
+def shared_step(
+    sharers: ExpertSharers | None, step: Callable[[], object], has_work: Callable[[], bool]
+) -> None:
+    """Runs a step of an engine. All that share experts step together: one that has no work steps
+    too, and runs IDLE forwards beside the others'. core/sharing.py says how forwards meet. Raises
+    EngineStoppedError where another has ended."""
     if sharers is None:
-        yield
+        step()
         return
     try:
-        yield
+        step()
         is_busy = sharers.end_step() or has_work()
     except RuntimeError as error:
         if "onnection" not in str(error):

@@ -42,14 +42,12 @@ class SchedulePolicy:
 
     def left_after(self, reqs: Iterable[Req], said: Iterable[Sequence[int]]) -> list[int]:
         """`remaining_tokens` of each once it has emitted so many more, without a call of each."""
-        context = self.context_len
-        return [
-            min(
-                context - len(req.prompt_ids) - (count := len(req.output_ids) + len(new)),
-                context if (limit := req.sampling.max_tokens) is None else limit - count,
-            )
-            for req, new in zip(reqs, said, strict=True)
-        ]
+        context, left = self.context_len, []
+        for req, new in zip(reqs, said, strict=True):
+            room, limit = context - len(req.prompt_ids), req.sampling.max_tokens
+            most = room if limit is None or limit > room else limit
+            left.append(most - len(req.output_ids) - len(new))
+        return left
 
     def remaining_tokens(self, req: Req) -> int:
         """Tokens that the request may still emit."""

@@ -164,9 +164,11 @@ def _without(reqs: Iterable[Req], gone: Iterable[Req]) -> Iterator[Req]:
 
 def _take_one(counts: Counter[str], owner: str) -> None:
     """Counts of nothing are not kept."""
-    counts[owner] -= 1
-    if not counts[owner]:
-        del counts[owner]
+    left = counts[owner] - 1
+    if left:
+        counts[owner] = left
+    else:
+        counts.pop(owner)
 
 
 def _rows(reqs: Iterable[Req]) -> Counter[str]:

@@ -117,8 +117,8 @@ def test_drafts_ahead_are_as_deep_as_requests_allow() -> None:
     emitted = [[1], [2], [3, 4], [5, 6]]
     going = one.follow(reqs, emitted, 8)
     assert going == reqs[:3]
-    assert one.draft(going, 3).num_nodes == [4, 2, 2]
-    assert one.draft(going, 7).num_nodes == [6, 2, 2]
+    assert one.draft(going, [3, 1, 3]).num_nodes == [4, 2, 2]
+    assert one.draft(going, [7, 1, 7]).num_nodes == [6, 2, 2]
     assert drafter.asked == [([[1], [2], [3, 4]], [4, 2, 2]), ([[1], [2], [3, 4]], [6, 2, 2])]
 
 
@@ -129,7 +129,7 @@ def test_drafts_for_stochastic_rules_are_made_whole_and_then_cut() -> None:
     reqs = [request(), request(speculative=SpecControl(num_steps=1)), request(max_tokens=7)]
     emitted = [[1], [2], [3, 4]]
     assert one.follow(reqs, emitted, 8) == reqs
-    assert one.draft(reqs, 3).num_nodes == [4, 2, 2]
+    assert one.draft(reqs, [3, 1, 3]).num_nodes == [4, 2, 2]
     assert drafter.asked == [(emitted, [6, 6, 2])]
 
 
@@ -154,7 +154,7 @@ def test_trees_are_made_whole_and_then_cut() -> None:
     shallow = request(speculative=SpecControl(num_steps=1))
     reqs, emitted = [request(), shallow, request(max_tokens=8)], [[1], [2], [3, 4]]
     assert one.follow(reqs, emitted, 8) == reqs
-    proposal = one.draft(reqs, 2)
+    proposal = one.draft(reqs, [2, 1, 2])
     assert drafter.asked == [(emitted, [6, 6, 3])]
     assert proposal.num_nodes == [5, 3, 3]
     assert proposal.parents[0, :5].tolist() == [-1, 0, 0, 1, 2]

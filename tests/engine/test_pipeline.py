@@ -57,6 +57,26 @@ def test_depths_and_host_time_are_observed_with_their_own_round() -> None:
     assert depths.hosts == depths.observed[:3]
 
 
+@pytest.mark.parametrize("drafts", [3, 0])
+def test_round_launched_ahead_is_forgotten_where_the_one_before_gives_no_result(
+    drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on from tokens that nothing commits."""
+    rounds, depths = ScriptedRounds(), ScriptedDepths([drafts] * 2)
+    rounds.sampling.edits = SimpleNamespace(forget=lambda: None)
+    pipeline = pipeline_of(rounds, depths)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(depths, "observe", fail)
+    pipeline.launch(batch_of([request()]))
+    with pytest.raises(MemoryError):
+        pipeline.collect()
+    assert rounds.launches == [f"launch 1: {drafts}", f"follow 2: {drafts}"]
+    assert not pipeline.has_in_flight
+
+
 def test_context_length_is_read_before_every_sixteenth_round() -> None:
     depths = run_rounds(ScriptedRounds(), [0] * 33, [True] * 33, 32)
     assert depths.contexts == [30.0] * 3

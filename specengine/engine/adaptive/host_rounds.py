@@ -11,7 +11,7 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.agree import agreed
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.draft_depth import NodeLimit, depth_within
+from specengine.engine.draft_depth import NodeLimit, depths_within
 from specengine.engine.round.host import HostRound
 
 
@@ -50,7 +50,7 @@ class AdaptiveRound:
             result.num_accepted,
             choice.num_nodes,
             result.path_ranks,
-            limits=[depth_within(req, depth) for req in batch.reqs],
+            limits=depths_within(batch.reqs, depth),
             from_lookup=inner.from_lookup,
             seconds=None if self.is_disturbed() else seconds,
             drafting_seconds=inner.drafting,

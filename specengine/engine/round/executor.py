@@ -248,8 +248,7 @@ class RoundExecutor:
         if rows != self._rows:
             self.rows[: key.batch_size] = sent(torch.tensor(rows), self.rows.device)
             self._rows = rows
-        with self.lanes.replaying(key):
-            self.cache.replay(graph)
+        self.lanes.run(key, lambda: self.cache.replay(graph))
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -49,16 +49,15 @@ class RoundLanes:
         with capturing_on(self._stream_of(key)):
             yield
 
-    @contextmanager
-    def replaying(self, key: RoundKey) -> Iterator[None]:
-        """On the stream of the key's SMs, behind the current one, which goes on behind it."""
+    def run(self, key: RoundKey, replay: Callable[[], object]) -> None:
+        """Replay on the stream of the key's SMs, behind the current one, which goes on after it."""
         stream = self._stream_of(key)
         if stream is None:
-            yield
+            replay()
             return
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            yield
+            replay()
         torch.cuda.current_stream().wait_stream(stream)
 
     def _stream_of(self, key: RoundKey) -> torch.cuda.Stream | None:
