@@ -51,16 +51,33 @@ class EventWriter:
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`; None, and `work` is cancelled, where the client goes away first.
 
-    The body of the request must have been read: `receive` then waits for the disconnect.
+    The body of the request must have been read: `receive` then waits for the disconnect. `work`
+    runs in the task of the caller, who may be cancelled as well: that is no client that goes.
     """
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    caller = asyncio.current_task()
+    assert caller is not None
+    has_ended = has_left = False
+
+    def leave(gone: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if gone.cancelled():
+            return
+        gone.exception()  # it has been seen
+        if not has_ended:
+            has_left = True
+            caller.cancel()
+
+    gone = asyncio.create_task(_disconnect(receive))
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        return await work
+    except (asyncio.CancelledError, Exception):
+        if not has_left or caller.uncancel():
+            raise
+        return None
     finally:
-        task.cancel()
+        has_ended = True
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
