@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specengine.core.limits import LimitConfig
 from specengine.core.trim import trim_memory
@@ -162,23 +163,32 @@ class LimitedRequest(Request):
 
 class LimitedRoute(APIRoute):
     """Endpoints that take `body`, a model, and `request` are called without FastAPI's solving of
-    dependencies, which takes longer than all else that is done with a short request's body."""
+    dependencies, which takes longer than all else that is done with a short request's body, and
+    without what it keeps around each call for them. Their errors are answered where those of
+    unknown routes are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        kind = _model_of(self.endpoint)
+        if kind is not None:
+            self.app = _call_with(self.endpoint, kind)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint, kind = self.endpoint, _model_of(self.endpoint)
-        if kind is None:
-            handle = super().get_route_handler()
-        else:
-
-            async def handle(request: Request) -> Response:
-                assert isinstance(request, LimitedRequest)
-                response: Response = await endpoint(await request.model(kind), request)
-                return response
+        handle = super().get_route_handler()
 
         async def limited(request: Request) -> Response:
             return await handle(LimitedRequest(request.scope, request.receive))
 
         return limited
+
+
+def _call_with(endpoint: Callable[..., Any], kind: type[BaseModel]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = LimitedRequest(scope, receive)
+        response = await endpoint(await request.model(kind), request)
+        await response(scope, receive, send)
+
+    return app
 
 
 def _model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:

@@ -58,18 +58,13 @@ class DistantEngine(Operations):
             return
         self._stats = decode_answer(answer, EngineStats)
 
-    async def generate(
+    def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:
         """See AsyncEngine.generate."""
         check_token_ids(prompt_ids, sampling, self._info.vocab_size)
         sendable = self._sendable(sampling)
-        outputs: Any = self._streams.generate(prompt_ids, sampling, rid, stream, sendable)
-        try:
-            async for output in outputs:
-                yield output
-        finally:
-            await outputs.aclose()
+        return self._streams.generate(prompt_ids, sampling, rid, stream, sendable)
 
     async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
         """See AsyncEngine.embed."""

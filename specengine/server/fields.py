@@ -22,7 +22,7 @@ _OTHERWISE = {
     *("max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"),
     "visible_special_ids",
 }
-_SHARED = tuple(one.name for one in fields(SamplingParams) if one.name not in _OTHERWISE)
+_SHARED = frozenset(one.name for one in fields(SamplingParams)) - _OTHERWISE
 
 
 def as_strings(value: Any) -> Any:
@@ -100,7 +100,8 @@ class SamplingFields(CommonSampling):
 
     def sampling(self, **values: Any) -> SamplingParams:
         """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
-        given: dict[str, Any] = {name: getattr(self, name, None) for name in _SHARED}
+        asked = self.model_fields_set & _SHARED
+        given: dict[str, Any] = {name: getattr(self, name) for name in asked}
         given["grammar"] = self.grammar()
         given["speculative"] = self.speculative and self.speculative.control()
         set_ones = {name: value for name, value in given.items() if value is not None}

@@ -131,7 +131,9 @@ class Answer(Protocol):
 
     async def whole(self) -> Any: ...
 
-    def events(self) -> AsyncIterator[bytes]: ...
+    def events(self) -> AsyncIterator[bytes]:
+        """What comes together is one piece; the last ends with the stream's last event."""
+        ...
 
 
 class ChoicesAnswer:
@@ -191,6 +193,8 @@ class ChoicesAnswer:
                 if is_last and streaming.has_usage:
                     more = {"usage": run.usage(), "metrics": run.metrics()}
                     events.append(writer.event(None, more))
+                if is_last:
+                    events.append(DONE)
                 if events:
                     yield b"".join(events)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from uuid import uuid4
+from secrets import token_hex
 
 from specengine.core.request import FinishReason
 from specengine.core.sampling import SamplingParams
@@ -93,7 +93,7 @@ class Job:
 def make_job(
     engine: ServedEngine, prompts: Sequence[JobPrompt], num_kept: int | None = None
 ) -> Job:
-    return Job(engine, uuid4().hex, prompts, num_kept)
+    return Job(engine, token_hex(16), prompts, num_kept)
 
 
 def check_context(engine: ServedEngine, prompts: Sequence[list[int]], param: str) -> None:

@@ -6,8 +6,8 @@ import logging
 import re
 import time
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
@@ -89,7 +89,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
-        record = RequestRecord(given if _GOOD_ID.fullmatch(given) else uuid4().hex)
+        record = RequestRecord(given if _GOOD_ID.fullmatch(given) else token_hex(16))
         scope.setdefault("state", {})["record"] = record
 
         async def watched_receive() -> Message:

@@ -16,6 +16,11 @@ from specengine.server.json_bytes import dumps
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+EVENT_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,33 @@ class EventWriter:
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`; None, and `work` is cancelled, where the client goes away first.
 
-    The body of the request must have been read: `receive` then waits for the disconnect.
+    The body of the request must have been read: `receive` then waits for the disconnect. `work`
+    runs in the task of the caller, who may be cancelled as well: that is no client that goes.
     """
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    caller = asyncio.current_task()
+    assert caller is not None
+    has_ended = has_left = False
+
+    def leave(gone: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if gone.cancelled():
+            return
+        gone.exception()  # it has been seen
+        if not has_ended:
+            has_left = True
+            caller.cancel()
+
+    gone = asyncio.create_task(_disconnect(receive))
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        return await work
+    except (asyncio.CancelledError, Exception):
+        if not has_left or caller.uncancel():
+            raise
+        return None
     finally:
-        task.cancel()
+        has_ended = True
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -67,14 +89,12 @@ class EventStream(Response):
     """Sends events as they come, and stops their source when the client goes away.
 
     The status is sent with the first event, so that an error before it is a proper HTTP error;
-    a later one becomes the last event.
+    a later one becomes the last event but `last_event`, which the source ends with as well.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, events: AsyncIterator[bytes], last_event: bytes = DONE) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        super().__init__()
+        self.raw_headers = list(EVENT_HEADERS)
         self._events = events
         self._last_event = last_event
 
@@ -94,7 +114,8 @@ class EventStream(Response):
                 if not started:
                     raise
                 await send(_body(event(as_api_error(error).body())))
-        await send(_body(self._last_event) | {"more_body": False})
+                await send(_body(self._last_event))
+        await send(_body(b"") | {"more_body": False})
 
     async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

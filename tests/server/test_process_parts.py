@@ -8,12 +8,15 @@ import socket
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
+import zmq
 
 from specengine.core.config import EngineConfig, ServerConfig
 from specengine.core.errors import ConfigError, EngineStoppedError, RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import SamplingParams, SpecControl
+from specengine.engine.serving.messages import Generate, Request
 from specengine.server.processes.acceptor import FILLED, choose
 from specengine.server.processes.alive import Alive
 from specengine.server.processes.channel import (
@@ -204,6 +207,25 @@ def test_what_no_message_carries_is_refused_by_name(
     with pytest.raises(RequestError) as caught:
         asyncio.run(run())
     assert caught.value.param == param
+
+
+def test_requests_of_one_turn_reach_the_engine_in_one_go_and_in_order(tmp_path: Path) -> None:
+    async def run() -> list[str]:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.bind(f"ipc://{tmp_path}/engine")
+            engine = remote(tmp_path)
+            for rid in ("a", "b"):
+                engine._post(Generate(rid, 0, [1], SamplingParams(), True))
+            told = [decode(engine._outgoing[0])]  # nothing has left so far
+            assert len(engine._outgoing) == 3
+            await asyncio.sleep(0)
+            assert not engine._outgoing
+            told += [decode(router.recv_multipart()[1]) for _ in range(3)]
+            engine.shutdown()
+        return [getattr(one, "rid", "hello") for one in told]
+
+    decode = msgspec.msgpack.Decoder(Request).decode
+    assert asyncio.run(run()) == ["hello", "hello", "a", "b"]
 
 
 def test_engine_that_has_ended_takes_no_requests(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from specengine.core.limits import LimitConfig
 from specengine.server.body import BodyReader, LimitedRequest, LimitedRoute
 from specengine.server.completions import encode_prompts
 from specengine.server.connection import StrictConnection
-from specengine.server.errors import install_error_handlers, json_response
+from specengine.server.errors import ApiError, install_error_handlers, json_response
 from specengine.server.protocol import CompletionRequest
 from specengine.server.service import Service
 from specengine.server.streaming import EventStream
@@ -199,8 +199,20 @@ def test_answer_has_the_bytes_that_h11_gives_it(request_bytes: bytes, has_length
             connection.start_next_cycle()
             length = length or [("content-length", str(sum(map(len, PIECES))))]
         length = length if has_length else []
-        sent.append(bytes_of)
+        sent.append(b"".join(filter(None, bytes_of)))
     assert sent[0] == sent[1]
+
+
+def test_head_of_an_answer_is_sent_with_its_first_piece() -> None:
+    connection = StrictConnection(10_000)
+    connection.receive_data(REQUESTS[0])
+    while connection.next_event() not in (h11.NEED_DATA, h11.PAUSED):
+        pass
+    assert connection.send(h11.Response(status_code=200, headers=[])) == b""
+    first = connection.send(h11.Data(data=b"a"))
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert first.endswith(b"\r\n\r\n1\r\na\r\n")
+    assert connection.send(h11.Data(data=b"b")) == b"1\r\nb\r\n"
 
 
 def test_chunk_after_the_end_is_an_error_as_in_h11() -> None:
@@ -214,9 +226,12 @@ def test_chunk_after_the_end_is_an_error_as_in_h11() -> None:
         connection.send(h11.Data(data=b"x"))
 
 
-def test_last_event_of_a_stream_ends_the_answer() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_end_of_a_stream_ends_the_answer_whether_it_fails_or_not(fails: bool) -> None:
     async def events() -> AsyncIterator[bytes]:
         yield b"data: 1\n\n"
+        if fails:
+            raise ApiError(503, "gone")
 
     async def receive() -> Any:
         await asyncio.Event().wait()
@@ -227,5 +242,7 @@ def test_last_event_of_a_stream_ends_the_answer() -> None:
         messages.append(message)
 
     asyncio.run(EventStream(events())({"type": "http"}, receive, send))
-    assert [one.get("body") for one in messages] == [None, b"data: 1\n\n", b"data: [DONE]\n\n"]
-    assert [one.get("more_body") for one in messages] == [None, True, False]
+    told = [one["body"] for one in messages if "body" in one]
+    assert [told[0], told[-1]] == [b"data: 1\n\n", b""]
+    assert told[-2] == (b"data: [DONE]\n\n" if fails else told[0])
+    assert [one.get("more_body") for one in messages] == [None, *[True] * (len(told) - 1), False]

@@ -21,7 +21,7 @@ from specengine.server.logprobs import LOWEST, name_of
 from specengine.server.native.fields import NativeRequest
 from specengine.server.native.sampling import PARAMS
 from specengine.server.service import ServedEngine
-from specengine.server.streaming import closing, event
+from specengine.server.streaming import DONE, closing, event
 
 # Of a token: its logprob, its id, and its text where that was asked for.
 Entry = tuple[float | None, int, str | None]
@@ -79,7 +79,8 @@ class NativeAnswer:
             async for choice, output in outputs:
                 _check(output)
                 place = {"index": choice} if self._body.is_list else {}
-                yield event(self._told(choice, output, time.monotonic()) | place)
+                told = event(self._told(choice, output, time.monotonic()) | place)
+                yield told + DONE if self._run.is_complete else told
 
     def _told(self, choice: int, output: RequestOutput, now: float) -> Json:
         number = choice // self._run.job.n

@@ -22,6 +22,7 @@ class RemoteEngine(DistantEngine):
 
     def __init__(self, info: EngineInfo, tokenizer: Any, name: str) -> None:
         super().__init__(info, tokenizer)
+        self._outgoing: list[bytes] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -39,8 +40,18 @@ class RemoteEngine(DistantEngine):
         self._socket.close()
 
     def _carry(self, message: Request) -> None:
-        self._socket.send(self._encoder.encode(message), AT_ONCE)
-        self._loop.call_soon(self._take)  # its descriptor tells of a change once
+        """In the loop's next turn: requests that came together reach the engine together, which
+        then runs their prompts in one forward."""
+        if not self._outgoing:
+            self._loop.call_soon(self._send)
+        self._outgoing.append(self._encoder.encode(message))
+
+    def _send(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._end is None:
+            for data in outgoing:
+                self._socket.send(data, AT_ONCE)
+            self._take()  # the descriptor tells of a change once
 
     def _take(self) -> None:
         """Note all that has come; requests go on after that, so that what waits is one event."""
