@@ -3,6 +3,7 @@ shards, an index, a configuration and a tokenizer.
 
     python benchmarks/peers/checkpoint.py qwen3-30b-a3b-shape DIR
     python benchmarks/peers/checkpoint.py deepseek-v2-lite-shape DIR --mtp OTHER-DIR
+    python benchmarks/peers/checkpoint.py qwen3-next-fp8-shape DIR --mtp DIR
 
 Weights are normal with deviation 0.02, norms 1 and biases 0, as `--load-format dummy` makes them in
 this engine: rows route evenly. MXFP4 experts have random codes and one scale, FP8 weights in blocks
@@ -34,6 +35,7 @@ STD = 0.02
 EXPONENT = 119  # of MXFP4 blocks, 2 ** -8: codes have a deviation of about 3
 FP8_SCALE = 2**-10  # of FP8 blocks: codes have a deviation of about 20
 SHARD = 2_000_000_000  # bytes of a file, about
+_MTP_LAYER, _MTP_PROJECTION = "mtp.layers.0.", "mtp.fc"  # of Qwen3-Next
 THREADS = 6  # each has a shard on the device and one on the host
 
 Shapes = dict[str, Tensor]  # on the meta device, by published name
@@ -108,15 +110,42 @@ def _in_fp8_blocks(plain: Shapes, quantised: dict[str, Any]) -> Shapes:
     return found
 
 
+def is_mtp_inside(fields: dict[str, Any]) -> bool:
+    """Whether published checkpoints of the family have an MTP layer in the model's own folder,
+    where the peers look for it."""
+    return bool(fields["model_type"] == "qwen3_next")
+
+
 def mtp_shapes(fields: dict[str, Any], target: Shapes) -> Shapes:
-    """One MTP layer in DeepSeek-V3's names behind the target's last layer, and like it. Its
-    embedding and head are the target's."""
+    """One MTP layer like the target's last, in Qwen3-Next's names for that family, else in
+    DeepSeek-V3's, behind the last layer. Its embedding and head are the target's. Raises SystemExit
+    where the last layer is none of attention."""
     count, hidden = fields["num_hidden_layers"], fields["hidden_size"]
     last, own = f"model.layers.{count - 1}.", f"model.layers.{count}."
+    norms = [own + name for name in ("enorm", "hnorm", "shared_head.norm")]
+    projection = f"{own}eh_proj"
+    if is_mtp_inside(fields):
+        own, projection = _MTP_LAYER, _MTP_PROJECTION
+        norms = ["mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"]
     layer = {own + name[len(last) :]: one for name, one in target.items() if name.startswith(last)}
+    if not any(name.startswith(f"{own}self_attn.") for name in layer):
+        sys.exit(f"layer {count} is none of attention, as an MTP layer is: take other --layers")
     norm = target["model.norm.weight"]
-    norms = {f"{own}{name}.weight": norm for name in ("enorm", "hnorm", "shared_head.norm")}
-    return {**layer, **norms, f"{own}eh_proj.weight": norm.new_empty(hidden, 2 * hidden)}
+    ends = {f"{projection}.weight": norm.new_empty(hidden, 2 * hidden)}
+    return {**layer, **{f"{name}.weight": norm for name in norms}, **ends}
+
+
+def with_mtp_inside(fields: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a model with its MTP layer in its own folder: what of that layer is not
+    quantised, which vLLM asks for by its name."""
+    quantised = fields.get("quantization_config")
+    if quantised is None:
+        return fields
+    kept: list[str] = quantised["modules_to_not_convert"]
+    last = f"model.layers.{fields['num_hidden_layers'] - 1}."
+    like = [_MTP_LAYER + name[len(last) :] for name in kept if name.startswith(last)]
+    changed = {"modules_to_not_convert": [*kept, _MTP_PROJECTION, *like]}
+    return fields | {"quantization_config": quantised | changed}
 
 
 def num_bytes(shapes: Shapes) -> int:
@@ -191,7 +220,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("shape", help="a built-in shape, or a file like config.json")
     parser.add_argument("folder", type=Path, help="is made")
-    parser.add_argument("--mtp", type=Path, metavar="DIR", help="also an MTP layer, in a folder")
+    parser.add_argument(
+        "--mtp", type=Path, metavar="DIR", help="also an MTP layer, in another folder or the same"
+    )
     parser.add_argument("--layers", type=int, help="the first ones alone")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -201,7 +232,10 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes = published_shapes(fields)
     parts = [(args.folder, shapes)]
-    if args.mtp is not None:
+    if args.mtp == args.folder:
+        parts = [(args.folder, shapes | mtp_shapes(fields, shapes))]
+        fields = with_mtp_inside(fields)
+    elif args.mtp is not None:
         parts.append((args.mtp, mtp_shapes(fields, shapes)))
     for folder, one in parts:
         folder.mkdir(parents=True)

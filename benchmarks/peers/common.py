@@ -34,7 +34,7 @@ from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.lab.throughput.report import PLAIN, Point, Report, Setting, Startup
 from specengine.lab.throughput.workload import SWEEP, Workload
 
-NGRAM, EAGLE3 = "NGRAM", "EAGLE3"
+NGRAM, EAGLE3, MTP = "NGRAM", "EAGLE3", "MTP"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Spec:
 
     algorithm: str | None
     num_steps: int
-    accept_length: float | None  # forced, of EAGLE-3
-    draft: Path | None
+    accept_length: float | None  # forced, of EAGLE-3 and MTP
+    draft: Path | None  # of EAGLE-3; an MTP layer is in the model's folder
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def run(peer: str, package: str, start: Start, argv: Sequence[str] | None = None
             whole = facts | {"model": model.name, "options": options, "first_token": found}
             write_text(args.json, json.dumps(whole, indent=1))
             return
-        forced = spec.accept_length if spec.algorithm == EAGLE3 else None
-        setting = Setting(spec.algorithm or PLAIN, options, startup, is_lossy=forced is not None)
+        is_lossy = spec.accept_length is not None
+        setting = Setting(spec.algorithm or PLAIN, options, startup, is_lossy=is_lossy)
         report = Report(
             date=datetime.date.today().isoformat(),
             environment=environment(),
@@ -168,11 +168,13 @@ def first_tokens(
 def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"The work of `bench throughput` on {peer}.")
     parser.add_argument("--model", default="smollm2-shape", help="a built-in shape, or a folder")
-    parser.add_argument("--algorithm", choices=[EAGLE3, NGRAM], help="default: no speculation")
+    parser.add_argument("--algorithm", choices=[EAGLE3, MTP, NGRAM], help="default: none")
     parser.add_argument("--num-steps", type=int, default=3)
     parser.add_argument("--tp-size", type=int, default=1, help="cards that share the model")
     parser.add_argument("--random-draft", type=int, default=16384, metavar="VOCAB")
-    parser.add_argument("--accept-length", type=float, default=2.5, help="forced, of EAGLE3")
+    parser.add_argument(
+        "--accept-length", type=float, default=2.5, help="forced, of EAGLE3 and MTP"
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--sweep", action="store_true", help="batch sizes 1, 2, 4, ... 256")
     parser.add_argument("--prompt-len", type=int, default=30)
@@ -233,7 +235,8 @@ def write_config(fields: dict[str, Any], folder: Path) -> None:
 @contextmanager
 def _spec(args: argparse.Namespace, model: Model) -> Iterator[Spec]:
     if args.algorithm != EAGLE3:
-        yield Spec(args.algorithm, args.num_steps, None, None)
+        forced = args.accept_length if args.algorithm == MTP else None
+        yield Spec(args.algorithm, args.num_steps, forced, None)
         return
     from transformers import AutoConfig
 

@@ -6,7 +6,8 @@ and vLLM.
 Each engine that makes random weights itself makes others, and a mixture of experts then reads
 others, too: here all read the same files. OUT gets a JSON file and a log a run: specengine (plain,
 and with drafts of a forced accepted length), experts (how many experts a step reads; of one card
-alone), sglang, vllm, and NAME-eagle3 of the peers that --eagle3 names. In this order, --at-once of
+alone), sglang, vllm, and NAME-eagle3 and NAME-mtp of the peers that --eagle3 and --mtp name. In
+this order, --at-once of
 them start together, and are measured one at a time. A run that fails is told, and holds up no
 other. The checkpoint is deleted at the end.
 """
@@ -32,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from checkpoint import (  # noqa: E402
     fields_of,
     first_layers,
+    is_mtp_inside,
     mtp_shapes,
     num_bytes,
     published_shapes,
@@ -46,6 +48,7 @@ from side_by_side import (  # noqa: E402
 
 SHARED_MEMORY = Path("/dev/shm")
 ENGINES = ("specengine", "sglang", "vllm")
+NAMES = (*ENGINES, "experts", *(f"{one}-{by}" for one in ENGINES[1:] for by in ("eagle3", "mtp")))
 DRAFT_VOCAB, ACCEPTED, STEPS = 32000, 2.5, 3
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of config.json
 HEADROOM = 16 << 30  # bytes of memory that engines need beside files in shared memory
@@ -57,9 +60,10 @@ ALL_BUT = 0.98  # of a card's memory: what others have on it counts
 
 
 def runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> list[Run]:
-    """In their order: those with EAGLE-3 of the peers last."""
+    """In their order: those with drafts of the peers last."""
     found = [*own_runs(args, folder, mtp), *runs_of_peers(args, folder)]
-    return sorted(found, key=lambda one: one.name.endswith("-eagle3"))
+    found = [one for one in found if not args.only or one.name in args.only]
+    return sorted(found, key=lambda one: one.name.endswith(("-eagle3", "-mtp")))
 
 
 def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[Run]:
@@ -70,7 +74,7 @@ def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterat
     bench += ["--tp-size", str(args.tp_size)]
     forced = ["--speculative-simulate-accept-length", str(ACCEPTED)]
     forced += ["--speculative-num-steps", str(STEPS), "--compare-plain"]
-    if mtp is not None:
+    if "specengine" in args.mtp:
         drafts = ["--speculative-algorithm", "MTP", "--speculative-draft-model-path", str(mtp)]
         bench += [*drafts, *forced]
     elif "specengine" in args.eagle3:
@@ -84,14 +88,16 @@ def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterat
 
 def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
     words = ["--model", str(folder), *words_of(args), "--tp-size", str(args.tp_size)]
-    drafts = ["--algorithm", "EAGLE3", "--random-draft", str(args.draft_vocab)]
-    drafts += ["--accept-length", str(ACCEPTED), "--num-steps", str(STEPS)]
+    forced = ["--accept-length", str(ACCEPTED), "--num-steps", str(STEPS)]
+    eagle3 = ["--algorithm", "EAGLE3", "--random-draft", str(args.draft_vocab), *forced]
+    layer = ["--algorithm", "MTP", *forced]
     memory = share_of_memory(args.at_once, args.tokens, args.token_bytes)
     for peer in ENGINES[1:]:
         if python := getattr(args, peer):
-            more = drafts if peer in args.eagle3 else []
+            more = eagle3 if peer in args.eagle3 else []
+            mtp = layer if peer in args.mtp else []
             options = [*memory, *args.option_of]
-            yield from peer_runs(args.out, {peer: python}, words, more, options)
+            yield from peer_runs(args.out, {peer: python}, words, more, options, mtp=mtp)
         else:
             print(f"{peer}: left out, --{peer} names no interpreter", flush=True)
 
@@ -177,6 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.fields = fields_of(args.shape)
     if args.layers is not None:
         args.fields = first_layers(args.fields, args.layers)
+    is_inside = is_mtp_inside(args.fields)
+    if not is_inside and {*args.mtp} - {ENGINES[0]}:
+        sys.exit(f"--mtp {' '.join(args.mtp)}: peers find the MTP layer of Qwen3-Next alone")
     args.draft_vocab = min(DRAFT_VOCAB, args.fields["vocab_size"])
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -185,7 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = room(size, args.folder)
     name = Path(args.shape).stem if Path(args.shape).is_file() else args.shape
     with new_folder(place, name) as parent:
-        model, mtp = parent / name, parent / "mtp-layer" if args.mtp else None
+        model = parent / name
+        mtp = None if not args.mtp else model if is_inside else parent / "mtp-layer"
         script = str(ROOT / "benchmarks/peers/checkpoint.py")
         write = [sys.executable, script, args.shape, str(model)]
         write += [] if mtp is None else ["--mtp", str(mtp)]
@@ -226,7 +236,15 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         default=["specengine"],
         help="who also drafts with EAGLE-3 of random weights (default: specengine)",
     )
-    parser.add_argument("--mtp", action="store_true", help="this engine drafts with an MTP layer")
+    parser.add_argument(
+        "--mtp",
+        nargs="*",
+        choices=ENGINES,
+        default=(),
+        help="who also drafts with an MTP layer (without a name: specengine), in place of EAGLE-3 "
+        "here; the peers, of Qwen3-Next alone",
+    )
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="these runs alone")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=256)
@@ -241,7 +259,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=240, help="seconds of those at once")
     parser.add_argument("--layers", type=int, help="the first ones of the shape alone")
     add_option_of(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.mtp == []:
+        args.mtp = ENGINES[:1]
+    return args
 
 
 if __name__ == "__main__":

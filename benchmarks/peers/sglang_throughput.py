@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import EAGLE3, LEAST_CONTEXT, Generate, Model, Outcome, Spec, Workload, run
+from common import LEAST_CONTEXT, MTP, NGRAM, Generate, Model, Outcome, Spec, Workload, run
 
 # Names that depend on the version: of the environment, and of options.
 _FORCED_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
+# Otherwise every token is the same one, and a mixture of experts reads few of them.
+_FORCED_TOKENS = {"SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
 _LARGEST_GRAPH = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _DRAFT_FORMAT = "speculative_draft_load_format"
 _PREFILL_GRAPHS = "cuda_graph_bs_prefill"
@@ -30,6 +32,7 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
     if spec.accept_length is not None:
         for name in _FORCED_LENGTH:  # read when SGLang is imported
             os.environ[name] = str(spec.accept_length)
+        os.environ.update(_FORCED_TOKENS)
     import sglang
     from sglang.srt.server_args import ServerArgs
 
@@ -54,7 +57,8 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
         **speculative,
         **model.options,
     }
-    draft = {} if spec.draft is None else {"speculative_draft_model_path": str(spec.draft)}
+    place = model.folder if spec.algorithm == MTP else spec.draft
+    draft = {} if place is None else {"speculative_draft_model_path": str(place)}
     engine = sglang.Engine(model_path=str(model.folder), **options, **draft)
     params = {"temperature": 0.0, "max_new_tokens": work.new_tokens, "ignore_eos": True}
 
@@ -76,15 +80,13 @@ def _speculative(spec: Spec) -> dict[str, Any]:
     if spec.algorithm is None:
         return {}
     nodes = {"speculative_num_draft_tokens": spec.num_steps + 1}
-    if spec.algorithm != EAGLE3:
+    if spec.algorithm == NGRAM:
         return {"speculative_algorithm": "NGRAM", **nodes}
-    return {
-        "speculative_algorithm": "EAGLE3",
-        "speculative_num_steps": spec.num_steps,
-        "speculative_eagle_topk": 1,
-        _DRAFT_FORMAT: "auto",  # it has weights where the target has none
-        **nodes,
-    }
+    chain = {"speculative_num_steps": spec.num_steps, "speculative_eagle_topk": 1, **nodes}
+    if spec.algorithm == MTP:
+        return {"speculative_algorithm": "NEXTN", **chain}
+    # The draft has weights where the target has none.
+    return {"speculative_algorithm": "EAGLE3", _DRAFT_FORMAT: "auto", **chain}
 
 
 if __name__ == "__main__":

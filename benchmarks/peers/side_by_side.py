@@ -50,17 +50,19 @@ def peer_runs(
     eagle3: Sequence[str],
     options: Sequence[str] = (),
     label: str = "",
+    mtp: Sequence[str] = (),
 ) -> Iterator[Run]:
-    """pythons: an interpreter by peer. words: of both scripts. eagle3: words of those runs alone.
-    options: PEER:NAME=JSON. label: behind each name."""
+    """pythons: an interpreter by peer. words: of both scripts. eagle3, mtp: words of those runs
+    alone; none: no such run. options: PEER:NAME=JSON. label: behind each name."""
     for name, python in pythons.items():
         command = [python, str(HERE / f"{name}_throughput.py"), *words]
         for one in options:
             peer, _, option = one.partition(":")
             command += ["--option", option] if peer == name else []
         plain = f"{name}{label}"
-        for title, more in ((plain, []), (f"{plain}-eagle3", list(eagle3))):
-            if more or title == plain:
+        for drafts, more in (("", []), ("-eagle3", eagle3), ("-mtp", mtp)):
+            title = plain + drafts
+            if more or not drafts:
                 yield Run(title, [*command, *more, "--json", str(out / f"{title}.json")])
 
 

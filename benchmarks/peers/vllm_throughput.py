@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import EAGLE3, LEAST_CONTEXT, Generate, Model, Outcome, Spec, Workload, run
+from common import LEAST_CONTEXT, MTP, NGRAM, Generate, Model, Outcome, Spec, Workload, run
 
 _COUNTERS = {
     "rounds": "vllm:spec_decode_num_drafts",
@@ -60,16 +60,18 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
 def _speculative(spec: Spec) -> dict[str, Any] | None:
     if spec.algorithm is None:
         return None
-    if spec.algorithm != EAGLE3:
+    if spec.algorithm == NGRAM:
         return {
             "method": "ngram",
             "num_speculative_tokens": spec.num_steps,
             "prompt_lookup_min": 2,
             "prompt_lookup_max": 12,
         }
+    own = {"method": "eagle3", "model": str(spec.draft)}
+    if spec.algorithm == MTP:  # in the model's own folder
+        own = {"method": "mtp"}
     return {
-        "method": "eagle3",
-        "model": str(spec.draft),
+        **own,
         "num_speculative_tokens": spec.num_steps,
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_length": spec.accept_length,

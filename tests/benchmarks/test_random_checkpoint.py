@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Mxfp4Config
 
+from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.runner.loader.builtin import BUILTIN_MODELS
@@ -117,6 +120,34 @@ def test_mtp_layer_of_the_target_s_form_is_found(checkpoint: ModuleType, tmp_pat
     (layer,) = find_layers(tmp_path, fields["hidden_size"])
     assert (layer.form.name, layer.layer_id) == ("DeepSeek-V3", fields["num_hidden_layers"])
     assert not layer.has_embed_tokens
+
+
+def test_mtp_layer_of_qwen3_next_is_in_the_model_s_own_folder_where_it_drafts(
+    checkpoint: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, folder = tmp_path / "shape.json", tmp_path / "model"
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    shape.write_text(json.dumps(small_config("qwen3next", **layers).to_dict() | FP8))
+    monkeypatch.setattr(sys, "argv", ["", str(shape), str(folder), "--mtp", str(folder)])
+    checkpoint.main()
+    kept = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert {"mtp.fc", "mtp.layers.0.mlp.gate"} <= {*kept["modules_to_not_convert"]}
+    found = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+    assert found["mtp.fc.weight"].dtype == torch.bfloat16
+    assert found["mtp.layers.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    drafts = SpecConfig(algorithm="MTP", num_steps=2)  # it refuses missing and unexpected ones
+    (plain,), (drafted,) = (
+        LLM(str(folder), one, device="cpu", max_total_tokens=256).generate(["to be"], params)
+        for one in (None, drafts)
+    )
+    assert drafted.token_ids == plain.token_ids
+
+
+def test_a_last_layer_without_attention_is_no_mtp_layer(checkpoint: ModuleType) -> None:
+    fields = checkpoint.first_layers(checkpoint.fields_of("qwen3-next-fp8-shape"), 6)
+    with pytest.raises(SystemExit, match="layer 6 is none of attention"):
+        checkpoint.mtp_shapes(fields, checkpoint.published_shapes(fields))
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def test_mtp_layer_and_random_draft_are_given_to_this_engine(
     drafted, experts = script.own_runs(args, tmp_path / "model", None)
     assert "--random-draft 320 " in " ".join(drafted.command)
     assert experts.name == "experts"
+    args.mtp = script.parse_args([shape, "--out", str(tmp_path), "--mtp"]).mtp
     (layered, _) = script.own_runs(args, tmp_path / "model", tmp_path / "mtp")
     assert f"MTP --speculative-draft-model-path {tmp_path}/mtp " in " ".join(layered.command)
     assert "--random-draft" not in layered.command
@@ -184,6 +185,30 @@ def test_ranks_and_memory_are_given_to_every_engine_and_eagle3_of_peers_comes_la
     assert "--mem-fraction-static 0.98 --max-total-tokens 4096" in own
     assert "max_total_tokens=4096" in sglang
     assert "kv_cache_memory_bytes=" in vllm
+
+
+def test_mtp_of_peers_comes_last_and_runs_that_are_not_named_are_left_out(
+    script: ModuleType, shape: str, tmp_path: Path
+) -> None:
+    peers = ["--sglang", "/sglang", "--vllm", "/vllm", "--mtp", "specengine", "sglang", "vllm"]
+    given = [shape, "--out", str(tmp_path), *peers]
+    args = script.parse_args([*given, "--only", "vllm-mtp", "specengine", "sglang", "sglang-mtp"])
+    args.fields, args.draft_vocab = script.fields_of(shape), 320
+    model = tmp_path / "model"
+    runs = script.runs(args, model, model)
+    assert [one.name for one in runs] == ["specengine", "sglang", "sglang-mtp", "vllm-mtp"]
+    own, plain, *layered = (" ".join(one.command) for one in runs)
+    assert f"MTP --speculative-draft-model-path {model} " in own
+    assert "--algorithm" not in plain
+    for command in layered:
+        assert "--algorithm MTP --accept-length 2.5 --num-steps 3 " in command
+
+
+def test_mtp_of_peers_is_refused_where_they_would_not_find_it(
+    script: ModuleType, shape: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="--mtp vllm: peers find the MTP layer of Qwen3-Next"):
+        script.main([shape, "--out", str(tmp_path), "--mtp", "vllm"])
 
 
 @pytest.mark.parametrize("at_once", ["1", "2"])
