@@ -90,12 +90,12 @@ class Detokenizer:
         if self.stopped:
             return ""
         tokens = self._visible(token_ids, finish)
-        early = tokens[: self._num_unchecked]
-        if early:
+        if self._num_unchecked:
+            early, tokens = tokens[: self._num_unchecked], tokens[self._num_unchecked :]
             self._num_unchecked -= len(early)
             self._held += self._decoder.add(early)
             self._unchecked_len = len(self._held)
-        self._held += self._decoder.add(tokens[len(early) :], final=finish is not None)
+        self._held += self._decoder.add(tokens, final=finish is not None)
         return self._show(self._shown_end(finish is not None))
 
     def _visible(self, token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:

@@ -137,10 +137,8 @@ class Admission:
         taken = [req for req in pool if req in plan.lengths]
         if most_together is not None and sum(plan.lengths.values()) > most_together:
             taken = taken[:1]
-        return [self._chunk(req, plan.lengths[req]) for req in taken]
-
-    def _chunk(self, req: Req, length: int) -> Chunk:
-        return Chunk(req, length, self.ledger.take_saves(req, req.kv_len + length))
+        lengths, saves = plan.lengths, self.ledger.take_saves
+        return [Chunk(req, lengths[req], saves(req, req.kv_len + lengths[req])) for req in taken]
 
     def _next_waiting(self) -> list[Req]:
         """Those that may be admitted: no more than there are rows for, or look behind the first
@@ -158,24 +156,26 @@ class Admission:
         """Whether the request has its memory: a waiting one is admitted where it can be."""
         if req.state is ReqState.PREFILLING:
             return True
-        if req.is_finished or not self._may_try(req, plan):
+        first = plan.first
+        if req.is_finished or not self._may_try(req, plan, first):
             return False
         if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and has grown
             self.lifecycle.finish(req, out_of_memory(req, self.ledger.capacity))
             return False
-        is_ahead = self._is_ahead(req, plan.blocked)
         while not self._opens(req, plan):
-            later = self._overtaken(req, plan) if is_ahead else None
+            if not self._is_ahead(req, plan.blocked):
+                return False
+            later = self._overtaken(req, plan)
             if later is None:
-                plan.blocked = req if is_ahead else plan.blocked
+                plan.blocked = req
                 return False
             self.lifecycle.retract(later)
             plan.give_back(later)
+            first = plan.first
         if self._waits_for_prefix(req, plan.heads):
             self.ledger.release(req)
             return False
         self._reserve(req)
-        first = plan.first
         self.queues.start_prefilling(req)
         self._count_hits(req)
         plan.kept.add(req, self._expected_need(req))
@@ -195,10 +195,9 @@ class Admission:
             return True
         return self.queues.is_unserved(req) and not self.queues.is_unserved(blocked)
 
-    def _may_try(self, req: Req, plan: PrefillPlan) -> bool:
+    def _may_try(self, req: Req, plan: PrefillPlan, first: Req | None) -> bool:
         """Not all may pass the first for ever. One that asks for little need not wait for the
         memory that one before it waits for."""
-        first = plan.first
         if first is not None and req is not first and first.num_passed >= MOST_PASSED:
             return False
         blocked = plan.blocked

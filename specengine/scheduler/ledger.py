@@ -64,7 +64,10 @@ class KVLedger:
         row = self.rows.alloc()
         if row is None:
             return False
-        slots, node = self._match(req, row, match_limit)
+        tokens = req.tokens(0, match_limit + self.cache.lookahead)
+        slots, node = self.cache.match_prefix(tokens)
+        if self.snapshots is not None:
+            slots, node = self._restore(self.snapshots, req, row, slots, node)
         self.cache.inc_lock_ref(node)
         if len(slots):
             self.rows.write(row, 0, slots)
@@ -72,20 +75,19 @@ class KVLedger:
         req.kv_len = req.cached_len = req.reserved_len = len(slots)
         return True
 
-    def _match(self, req: Req, row: int, limit: int) -> tuple[IntArray, RadixNode]:
-        """As RadixCache.match_prefix, of `limit` tokens at most; with recurrent state, as far as a
-        snapshot reaches, which row `row` then goes on from."""
-        lookahead = self.cache.lookahead
-        slots, node = self.cache.match_prefix(req.tokens(0, limit + lookahead))
-        if self.snapshots is None:
-            return slots, node
+    def _restore(
+        self, snapshots: StateSnapshots, req: Req, row: int, slots: IntArray, node: RadixNode
+    ) -> tuple[IntArray, RadixNode]:
+        """Of the prefix that the cache has, what a snapshot reaches: row `row` goes on from its
+        recurrent state."""
         known = len(slots)
-        length, snapshot = self.snapshots.longest(node, known)
+        length, snapshot = snapshots.longest(node, known)
         req.state_branch = known
         if length < known:
-            slots, node = self.cache.match_prefix(req.tokens(0, length + lookahead))
+            tokens = req.tokens(0, length + self.cache.lookahead)
+            slots, node = self.cache.match_prefix(tokens)
         if snapshot is not None:
-            self.snapshots.restore(snapshot, row)
+            snapshots.restore(snapshot, row)
         return slots, node
 
     def take_saves(self, req: Req, end: int) -> list[tuple[int, int]]:
@@ -151,7 +153,8 @@ class KVLedger:
         if req.req_pool_idx is None:
             return
         self._hand_over(req)
-        self._drop_saves(req)
+        if req.state_saves:
+            self._drop_saves(req)
         self._free(req, req.cached_len, req.reserved_len)
         self.cache.dec_lock_ref(req.last_node)
         self.rows.free(req.req_pool_idx)
@@ -230,11 +233,15 @@ class KVLedger:
         req.state_saves = []
 
     def _append(self, req: Req) -> RadixNode:
-        page_size, start = self.allocator.page_size, req.cached_len
-        end, node = self._final_len(req) // page_size * page_size, cast(RadixNode, req.last_node)
+        page_size, start, node = self.allocator.page_size, req.cached_len, req.last_node
+        lookahead = self.cache.lookahead
+        # Of the committed slots, the leading ones that nothing writes again, and whose lookahead is
+        # known. The last token that any of them has seen is the one behind them all.
+        final = min(req.kv_len - max(0, lookahead - 1), req.seq_len - lookahead)
+        end = final // page_size * page_size
         if self.cache.disable or end <= start:
-            return node
-        tokens = req.tokens(start, end + self.cache.lookahead)
+            return cast(RadixNode, node)
+        tokens = req.tokens(start, end + lookahead)
         slots = self.rows.slots(req.row, start, end)
         known, node = self.cache.append(node, tokens, slots)
         if len(known):
@@ -242,12 +249,6 @@ class KVLedger:
             self.rows.write(req.row, start, known)
         req.cached_len = end
         return node
-
-    def _final_len(self, req: Req) -> int:
-        """Leading committed slots that nothing writes again, and whose lookahead is known. The last
-        token that any committed slot has seen is the one behind them all."""
-        lookahead = self.cache.lookahead
-        return min(req.kv_len - max(0, lookahead - 1), req.seq_len - lookahead)
 
     def _free(self, req: Req, start: int, end: int) -> None:
         """Free the private pages of tokens start .. end - 1; `start` is on a page boundary."""

@@ -29,12 +29,11 @@ class PrefillPlan:
     @property
     def first(self) -> Req | None:
         """The first that waits."""
-        order = self.order
-        while self._num_started < len(order):
-            if (req := order[self._num_started]).state is ReqState.WAITING:
-                return req
-            self._num_started += 1
-        return None
+        order, place = self.order, self._num_started
+        while place < len(order) and order[place].state is not ReqState.WAITING:
+            place += 1
+        self._num_started = place
+        return order[place] if place < len(order) else None
 
     def give_back(self, req: Req) -> None:
         """It was retracted, and waits again."""

@@ -110,10 +110,11 @@ class RequestQueues:
         """Behind those that wait with the same rank."""
         self.by_rid[req.rid] = req
         req.owner = req.owner or req.rid
-        req.place = next(self._numbers) + TURN * self.owners[req.owner]
-        self.owners[req.owner] += 1
-        place, waiting = len(self.waiting), self.waiting
-        while place and waiting[place - 1].rank > req.rank:
+        unfinished = self.owners.get(req.owner, 0)
+        self.owners[req.owner] = unfinished + 1
+        req.place = next(self._numbers) + TURN * unfinished
+        place, waiting, rank = len(self.waiting), self.waiting, req.rank
+        while place and waiting[place - 1].rank > rank:
             place -= 1
         waiting.insert(place, req)
 
@@ -137,7 +138,7 @@ class RequestQueues:
     def start_prefilling(self, req: Req) -> None:
         self.waiting.remove(req)
         self.prefilling.append(req)
-        self.served[req.owner] += 1
+        self.served[req.owner] = self.served.get(req.owner, 0) + 1
         req.state = ReqState.PREFILLING
 
     def start_running(self, req: Req) -> None:
