@@ -19,6 +19,7 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __shared__
+#define __grid_constant__
 
 struct uint4 {
   unsigned x, y, z, w;
@@ -38,6 +39,7 @@ struct Place {
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 // All that they use of the C library's: its header for C++ takes longer than most kernels.

@@ -67,13 +67,60 @@ void expect_bytes(u32 at, int bytes) {
   arrive_at(at);
 }
 
-void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
-  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+static void land(const Landing& copy, u32 at) {
   SharedBarrier& barrier = here().barriers.at(at);
-  memset(shared_memory + to, 0xff, bytes);
-  barrier.landings.push_back({to, from, bytes});
-  barrier.open_bytes -= bytes;
+  barrier.landings.push_back(copy);
+  barrier.open_bytes -= copy.bytes;
   turn_if_complete(barrier);
+}
+
+static Landing asked(u32 to, const void* from, int bytes) {
+  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+  memset(shared_memory + to, 0xff, bytes);
+  return {to, from, bytes};
+}
+
+void copy_bulk(u32 to, const u16* from, int bytes, u32 at) { land(asked(to, from, bytes), at); }
+
+alignas(16) static const unsigned char outside[16] = {};
+
+void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
+  if (to % 1024 || map->box[0] * 2 != HALF) abort();
+  Block& block = here();
+  block.drawn = block.drawn * 1664525u + 1013904223u;
+  const bool is_late = block.drawn >> 28 == 0;  // one in sixteen, while those behind it land
+  Tile tile = {block.waits + (is_late ? 1 << 14 : 0), barrier};
+  int row = 0, at[4];
+  for (at[3] = d; at[3] < d + map->box[3]; at[3]++)
+    for (at[2] = c; at[2] < c + map->box[2]; at[2]++)
+      for (at[1] = b; at[1] < b + map->box[1]; at[1]++, row++)
+        for (int piece = 0; piece < 8; piece++) {
+          at[0] = a + piece * 8;
+          bool exists = true;
+          long place = 0;
+          for (int i = 0; i < 4; i++) {
+            exists = exists && at[i] < map->sizes[i];
+            place += at[i] * map->strides[i];
+          }
+          const void* from = exists ? (const void*)(map->at + place) : outside;
+          tile.landings.push_back(asked(to + swizzled(row, piece), from, 16));
+        }
+  block.tiles.push_back(std::move(tile));
+}
+
+// Tiles land in any order.
+static void land_tiles() {
+  Block& block = here();
+  block.waits++;
+  for (size_t i = 0; i < block.tiles.size();) {
+    if (block.tiles[i].due > block.waits) {
+      i++;
+      continue;
+    }
+    const Tile tile = std::move(block.tiles[i]);
+    block.tiles.erase(block.tiles.begin() + i);
+    for (const Landing& copy : tile.landings) land(copy, tile.barrier);
+  }
 }
 
 void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes,
@@ -87,7 +134,7 @@ void send_to_block_of(int blocks_of_one, const void* at, int block, const void* 
 }
 
 void wait_at(u32 at, int turn) {
-  while (here().barriers.at(at).turns % 2 == turn) yield();
+  for (land_tiles(); here().barriers.at(at).turns % 2 == turn; land_tiles()) yield();
 }
 
 void meet_among(int name, int threads) { here().named[name].meet(threads); }
@@ -182,18 +229,22 @@ struct LeftFragment {
   u32 a[4];
 };
 
+// Of half precision; matrix: the place of the first row's first of 16 columns.
+static float value_at(u64 matrix, int row, int column) {
+  const u32 start = matrix / (8 * HALF) * (8 * HALF), at = matrix % (8 * HALF);
+  u16 value;
+  memcpy(&value, shared_memory + start + swizzled(row, at / 16 + column / 8) + column % 8 * 2, 2);
+  return widen(value);
+}
+
 static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
   static Board<LeftFragment> board;
   const LeftFragment* of = board.show(a);
-  const u32 start = b / (8 * HALF) * (8 * HALF), at = b % (8 * HALF);
   for (int i = 0; i < count; i++) {
     const int row = lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
     float sum = 0.f;
-    for (int k = 0; k < 16; k++) {
-      u16 value;
-      memcpy(&value, shared_memory + start + swizzled(column, at / 16 + k / 8) + k % 8 * 2, 2);
-      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * widen(value);
-    }
+    for (int k = 0; k < 16; k++)
+      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * value_at(b, column, k);
     c[i] = (adds ? c[i] : 0.f) + sum;
   }
   __syncwarp();
@@ -202,4 +253,25 @@ static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
 void add_product_of(int count, float* c, const u32* a, u64 b, int adds) {
   const LeftFragment given = {{a[0], a[1], a[2], a[3]}};
   my_products().back().push_back([=] { make_product(c, given, b, adds, count); });
+}
+
+static void make_shared_product(float* c, u64 a, u64 b, int adds, int count) {
+  for (int i = 0; i < count; i++) {
+    const int row = warp() % 4 * 16 + lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) sum += value_at(a, row, k) * value_at(b, column, k);
+    c[i] = (adds ? c[i] : 0.f) + sum;
+  }
+}
+
+void add_shared_product_of(int count, float* c, u64 a, u64 b, int adds) {
+  my_products().back().push_back([=] { make_shared_product(c, a, b, adds, count); });
+}
+
+void arrive_in_block_of(int blocks_of_one, u32 at, int block) {
+  const int index = here().index / blocks_of_one * blocks_of_one + block;
+  SharedBarrier& theirs = block_of(index).barriers.at(at);
+  if (!theirs.landings.empty()) abort();  // they would land in this block
+  theirs.arrived++;
+  turn_if_complete(theirs);
 }

@@ -45,8 +45,18 @@ struct SharedBarrier {
 
 const int NAMES = 16;
 
+// A tile on its way: `landings` are told when the block has waited so often.
+struct Tile {
+  long due;
+  unsigned barrier;
+  std::vector<Landing> landings;
+};
+
 struct Block {
   int index = -1;
+  long waits = 0;  // of its threads, at barriers in shared memory
+  unsigned drawn = 1;
+  std::vector<Tile> tiles;
   std::vector<Fiber> fibers;
   std::vector<unsigned char> shared;
   Barrier of_warp[MOST_WARPS], named[NAMES];
