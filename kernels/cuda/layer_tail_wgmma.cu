@@ -76,6 +76,10 @@ __device__ __forceinline__ void exchange(float (&acc)[MOST_TILES][4 * MT], int w
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, rank = rank_in_cluster();
   float4* mine = sums + which * MOST_TILES * MT * 64 + (warp & 1) * 32 + lane;
   if (warp >> 1 != rank) {
+    // The other block goes on without a warp that sends nothing: may_send could turn twice before that warp looks,
+    // which would then wait for ever. Only a product's last group has such warps, and before the next one they
+    // meet warps that have waited.
+    if (count == 0) return;
     wait_in_cluster_at(signs.may_send(), turn ^ 1);
 #pragma unroll
     for (int j = 0; j < MOST_TILES; j++)

@@ -42,6 +42,7 @@ class EmulatedKernel:
     """Stands for program.Kernel."""
 
     library: ctypes.CDLL
+    seed: int = 0  # of what is late, and how long; 0: no thread is
 
     def launch(
         self,
@@ -58,7 +59,10 @@ class EmulatedKernel:
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         drawn = (ctypes.c_int * count)(*order)
-        self.library.launch(*grid[:2], drawn, threads, shared_bytes, pointers)
+        launch = self.library.launch
+        launch.restype = ctypes.c_bool
+        ended = launch(*grid[:2], drawn, threads, shared_bytes, self.seed, pointers)
+        assert ended, f"seed {self.seed}: all threads wait for each other"
 
 
 class _TensorMap(ctypes.Structure):

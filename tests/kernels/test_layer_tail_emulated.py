@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ BLOCKS = 3
 def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_tail_cuda, "compiled", emulated)
     monkeypatch.setattr(layer_tail_cuda, "multiprocessors", lambda device: BLOCKS)
+    layer_tail_cuda._counters.cache_clear()  # a launch that failed leaves them
     torch.manual_seed(0)
 
 
@@ -84,6 +87,32 @@ def test_a_row_keeps_its_bits_whatever_stands_beside_it(case: Case, rows: int, s
     assert part.qkv is not None
     assert torch.equal(part.stream, whole.stream[some])
     assert torch.equal(part.qkv, whole.qkv[some])
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "blocks"),
+    [
+        (Case(128, 256, 128, 64), 24, 4),  # one tile of a product: one warpgroup has none
+        (Case(256, 256, 384, 320, bias=True), 9, 2),
+    ],
+    ids=str,
+)
+def test_dozens_of_rows_keep_their_bits_whatever_is_late(
+    case: Case, rows: int, blocks: int, emulated: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_tail_cuda, "multiprocessors", lambda device: blocks)
+    layer = Layer.draw(case, "cpu")
+    heads, stream = rows_of(case, rows, "cpu")
+    expected = layer.run(heads, stream, "cuda")
+    for seed in range(1, 7):
+        late = lambda *given, seed=seed: replace(emulated(*given), seed=seed)  # noqa: E731
+        monkeypatch.setattr(layer_tail_cuda, "compiled", late)
+        given = layer.run(heads, stream, "cuda")
+        assert torch.equal(given.stream, expected.stream)
+        assert given.qkv is not None
+        assert expected.qkv is not None
+        assert torch.equal(given.qkv, expected.qkv)
+        assert not layer_tail_cuda._counters(torch.device("cpu")).any()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 // every kernel, and compiled once.
 #include <time.h>
 
-#include <functional>
-
 #include "runtime.h"
 
 #define MT 1  // of what is declared for one kernel alone
@@ -54,6 +52,7 @@ static void turn_if_complete(SharedBarrier& barrier) {
   barrier.landings.clear();
   barrier.arrived = 0;
   barrier.turns++;
+  moves++;
 }
 
 void arrive_at(u32 at) {
@@ -87,9 +86,9 @@ alignas(16) static const unsigned char outside[16] = {};
 void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
   if (to % 1024 || map->box[0] * 2 != HALF) abort();
   Block& block = here();
-  block.drawn = block.drawn * 1664525u + 1013904223u;
+  if (seed == 0) block.drawn = block.drawn * 1664525u + 1013904223u;
   const bool is_late = block.drawn >> 28 == 0;  // one in sixteen, while those behind it land
-  Tile tile = {block.waits + (is_late ? 1 << 14 : 0), barrier};
+  Tile tile = {block.turns + (seed ? draw_delay(TILES) : is_late ? 64 : 0), barrier};
   int row = 0, at[4];
   for (at[3] = d; at[3] < d + map->box[3]; at[3]++)
     for (at[2] = c; at[2] < c + map->box[2]; at[2]++)
@@ -111,9 +110,8 @@ void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 bar
 // Tiles land in any order.
 static void land_tiles() {
   Block& block = here();
-  block.waits++;
   for (size_t i = 0; i < block.tiles.size();) {
-    if (block.tiles[i].due > block.waits) {
+    if (block.tiles[i].due > block.turns) {
       i++;
       continue;
     }
@@ -123,21 +121,42 @@ static void land_tiles() {
   }
 }
 
+static void send(Message message, int index) {
+  Block& block = block_of(index);
+  message.due = block.turns + draw_delay(MESSAGES);
+  block.messages.push_back(message);
+}
+
 void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes,
                       u32 barrier) {
-  unsigned char* shared = shared_of(block, blocks_of_one);
-  memcpy(shared + __cvta_generic_to_shared(at), value, bytes);
-  const int index = here().index / blocks_of_one * blocks_of_one + block;
-  SharedBarrier& theirs = block_of(index).barriers.at(barrier);
-  theirs.open_bytes -= bytes;
-  turn_if_complete(theirs);
+  Message message = {0, (u32)__cvta_generic_to_shared(at), barrier, bytes};
+  memcpy(message.value, value, bytes);
+  send(message, here().index / blocks_of_one * blocks_of_one + block);
+}
+
+void deliver() {
+  land_tiles();
+  std::vector<Message> due, later;
+  for (const Message& message : here().messages) (message.due <= here().turns ? due : later).push_back(message);
+  here().messages = std::move(later);
+  for (const Message& message : due) {
+    SharedBarrier& barrier = here().barriers.at(message.barrier);
+    memcpy(shared_memory + message.to, message.value, message.bytes);
+    barrier.open_bytes -= message.bytes;
+    barrier.arrived += message.bytes == 0;
+    turn_if_complete(barrier);
+  }
 }
 
 void wait_at(u32 at, int turn) {
-  for (land_tiles(); here().barriers.at(at).turns % 2 == turn; land_tiles()) yield();
+  may_be_late();
+  while (here().barriers.at(at).turns % 2 == turn) yield();
 }
 
-void meet_among(int name, int threads) { here().named[name].meet(threads); }
+void meet_among(int name, int threads) {
+  may_be_late();
+  here().named[name].meet(threads);
+}
 
 u64 nanoseconds() {
   timespec now;
@@ -200,11 +219,8 @@ void multiply_codes(float* c, u64 a, u64 b, int adds) {
   }
 }
 
-// Products of this thread that are made at the last moment: when it waits for them. By groups.
-using Products = std::vector<std::function<void()>>;
 static std::vector<Products>& my_products() {
-  static std::map<std::pair<int, int>, std::vector<Products>> all;  // of blocks and their threads
-  auto& mine = all[{here().index, threadIdx.x}];
+  auto& mine = me().products;
   if (mine.empty()) mine.emplace_back();
   return mine;
 }
@@ -218,6 +234,7 @@ void wait_for_products_but(int groups) {
     my_products().erase(my_products().begin());
     for (const auto& product : asked) product();
   }
+  __syncwarp();  // it is of whole warps: none goes on while a lane still reads
 }
 
 void wait_for_products() {
@@ -269,9 +286,5 @@ void add_shared_product_of(int count, float* c, u64 a, u64 b, int adds) {
 }
 
 void arrive_in_block_of(int blocks_of_one, u32 at, int block) {
-  const int index = here().index / blocks_of_one * blocks_of_one + block;
-  SharedBarrier& theirs = block_of(index).barriers.at(at);
-  if (!theirs.landings.empty()) abort();  // they would land in this block
-  theirs.arrived++;
-  turn_if_complete(theirs);
+  send({0, 0, at, 0}, here().index / blocks_of_one * blocks_of_one + block);
 }

@@ -140,9 +140,15 @@ inline void prefetch_bulk(const u16* from, int bytes) {
   if (bytes < 0 || bytes % 16 || (unsigned long)from % 16) abort();
 }
 
-inline void arrive_in_memory(int* counter) { ++*counter; }
+inline void arrive_in_memory(int* counter) {
+  may_be_late();
+  ++*counter;
+}
 inline int seen_in_memory(const int* counter) { return *counter; }
-inline void pause() { yield(); }
+inline void pause() {
+  may_be_late();
+  yield();
+}
 
 inline uint4 load_settled(const u16* at) { return *(const uint4*)at; }
 inline void settle(u16* at, u32 value) { *(u32*)at = value; }
