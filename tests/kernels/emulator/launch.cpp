@@ -19,7 +19,7 @@ void of_thread(void** arguments) { call(KERNEL, arguments); }
 #endif
 
 // drawn: the order in which the blocks begin.
-extern "C" bool launch(int columns, int rows, const int* drawn, int threads, int shared_bytes, unsigned seed,
+extern "C" void launch(int columns, int rows, const int* drawn, int threads, int shared_bytes,
                        void** arguments) {
-  return run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, seed, of_thread, arguments);
+  run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, of_thread, arguments);
 }
