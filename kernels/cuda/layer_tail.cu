@@ -4,7 +4,7 @@
 //   middle = stream + out_proj(heads)                gates = silu(gate) * up,  of norm(middle)
 //   next_stream = middle + down(gates)               qkv = qkv_proj(norm(next_stream)) + bias
 //
-// Compile-time: TYPE (0 bfloat16, 1 float16), NT (tiles of 8 rows), STAGES, HAS_QKV, HAS_BIAS.
+// Compile-time: TYPE (0 bfloat16, 1 float16), STAGES, HAS_QKV, HAS_BIAS. Of more rows: layer_tail_wgmma.cu.
 //
 // One block a multiprocessor, and all of them at once: they meet between products. Some warps of each
 // do nothing but ask for weights, in the order in which they will be used, as far ahead as the ring in
@@ -16,10 +16,11 @@
 // them. Rows come from L2 straight into registers. Values of a 16-byte piece go into the matrix unit in
 // an order of their own, the same for weights and rows, which the sum does not see.
 //
-// A row's result depends on the depth alone: not on NT, on the grid, or on what stands beside it.
+// A row's result depends on the depth alone: not on the grid, or on what stands beside it.
 
 #include "few_row.cuh"
 
+#define NT 1                    // tiles of 8 rows
 #define WORKERS 8               // warps that multiply
 #define THREADS (32 * WORKERS)  // of them
 #define PRODUCERS 2             // warps that ask for weights: rows of a stage each
@@ -29,10 +30,10 @@
 #define ROW_BYTES (2 * CHUNK)
 #define STAGE_BYTES (16 * ROW_BYTES)
 #define ROWS (8 * NT)
-#define GROUP (NT == 1 ? 14 : 7)  // tiles at a time
-#define AT_ONCE 7                 // whose sums meet at a time
-#define STRIDE 20                 // floats between rows of sums: separate banks
-#define SUMS (ROWS * STRIDE)      // floats of a tile that a warp leaves
+#define GROUP 14              // tiles at a time
+#define AT_ONCE 7             // whose sums meet at a time
+#define STRIDE 20             // floats between rows of sums: separate banks
+#define SUMS (ROWS * STRIDE)  // floats of a tile that a warp leaves
 
 enum { OUT, GATE_UP, DOWN, QKV };
 #define PRODUCTS (HAS_QKV ? 4 : 3)

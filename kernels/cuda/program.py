@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from specengine.kernels import compilations, precompile
+from specengine.kernels.cuda.tensor_map import TensorMap, encoded
 
-Argument = Tensor | int | float | None
+Argument = Tensor | TensorMap | int | float | None
 _PORTABLE_CLUSTER = 8  # blocks that every GPU with clusters takes
 
 
@@ -61,15 +62,19 @@ class Kernel:
         _check(driver.cuLaunchKernelEx(config, self.function, (values, types), 0))
 
 
-def _value(argument: Argument) -> int | float:
+def _value(argument: Argument) -> Any:
     if argument is None:
         return 0
+    if isinstance(argument, TensorMap):
+        return encoded(argument)
     return argument.data_ptr() if isinstance(argument, Tensor) else argument
 
 
 def _type(argument: Argument) -> Any:
     if argument is None or isinstance(argument, Tensor):
         return ctypes.c_void_p
+    if isinstance(argument, TensorMap):
+        return None  # the bindings take the struct as it is
     return ctypes.c_float if isinstance(argument, float) else ctypes.c_int
 
 

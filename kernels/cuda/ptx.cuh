@@ -321,6 +321,37 @@ __device__ __forceinline__ void copy_bulk(u32 to, const u16* from, int bytes, u3
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
+// How a matrix lies in memory (tensor_map.py); an argument of a kernel (__grid_constant__).
+struct __align__(64) TensorMap {
+  u64 words[16];
+};
+
+// A box of a matrix of four dimensions, from the given place on, the first dimension's first. to: a multiple of
+// 1024, where rows of 128 bytes begin, swizzled. The barrier is told when they have landed.
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2,%3,%4,%5}], [%6];"
+               :: "r"(to), "l"(map), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier) : "memory");
+}
+
+// Of what is read once: the second cache lets it go first.
+#define LET_GO_FIRST 0x12f0000000000000ull
+__device__ __forceinline__ void copy_tile_once(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1, {%2,%3,%4,%5}], [%6], %7;"
+               :: "r"(to), "l"(map), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier), "l"(LET_GO_FIRST) : "memory");
+}
+__device__ __forceinline__ void copy_bulk_once(u32 to, const u16* from, int bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(LET_GO_FIRST) : "memory");
+}
+
+// What threads have written to memory, for copies that follow.
+__device__ __forceinline__ void show_memory_to_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // Consecutive bytes, a multiple of 16, into the second cache.
 __device__ __forceinline__ void prefetch_bulk(const u16* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
@@ -454,6 +485,33 @@ __device__ __forceinline__ float4 load_four_of_block(const float* at, int block)
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there) : "memory");
   return v;
+}
+
+// As send_to_block.
+__device__ __forceinline__ void send_four_to_block(const float4* at, int block, float4 v, u32 barrier) {
+  asm volatile("{\n.reg .b32 there, told;\n"
+               "mapa.shared::cluster.u32 there, %0, %5;\nmapa.shared::cluster.u32 told, %6, %5;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%1,%2,%3,%4}, [told];\n}"
+               :: "r"((u32)__cvta_generic_to_shared(at)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(block),
+                  "r"(barrier) : "memory");
+}
+
+// At the same barrier of another block of the cluster, which then sees what this thread has written before.
+__device__ __forceinline__ void arrive_in_block(u32 barrier, int block) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}"
+               :: "r"(barrier), "r"(block) : "memory");
+}
+
+// As wait_at, where another block arrives.
+__device__ __forceinline__ void wait_in_cluster_at(u32 barrier, int turn) {
+  u32 ended;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(ended) : "r"(barrier), "r"(turn) : "memory");
+  } while (!ended);
 }
 
 // All threads of the cluster arrive, and wait for each other; each sees what the others wrote before.

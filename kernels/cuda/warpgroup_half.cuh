@@ -1,5 +1,5 @@
-// Products of four warps together of half precision, whose left operand stands in registers and whose
-// right one in shared memory (wgmma, PTX ISA). The tests replace this file by one for the CPU
+// Products of four warps together of half precision, whose right operand stands in shared memory and whose
+// left one there or in registers (wgmma, PTX ISA). The tests replace this file by one for the CPU
 // (tests/kernels/emulator).
 //
 // Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 8 columns: 1, 2, 4, 8 or 16).
@@ -19,45 +19,58 @@
 #define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
 
 #if MT == 1
-#define PRODUCT \
-  "wgmma.mma_async.sync.aligned.m64n8k16.f32." VALUES "." VALUES " {" \
-  "%0,%1,%2,%3" \
-  "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;"
-#define FLAG "%9"
+#define SHAPE "m64n8k16"
+#define SUMS \
+  "%0,%1,%2,%3"
 #define SUMS_OF(c) FOUR(c, 0)
+#define REGISTERS "{%4,%5,%6,%7}, %8, p, 1, 1, 0"
+#define AFTER_REGISTERS "%9"
+#define PLACES "%4, %5, p, 1, 1, 0, 0"
+#define AFTER_PLACES "%6"
 #elif MT == 2
-#define PRODUCT \
-  "wgmma.mma_async.sync.aligned.m64n16k16.f32." VALUES "." VALUES " {" \
-  "%0,%1,%2,%3,%4,%5,%6,%7" \
-  "}, {%8,%9,%10,%11}, %12, p, 1, 1, 0;"
-#define FLAG "%13"
+#define SHAPE "m64n16k16"
+#define SUMS \
+  "%0,%1,%2,%3,%4,%5,%6,%7"
 #define SUMS_OF(c) FOUR(c, 0), FOUR(c, 4)
+#define REGISTERS "{%8,%9,%10,%11}, %12, p, 1, 1, 0"
+#define AFTER_REGISTERS "%13"
+#define PLACES "%8, %9, p, 1, 1, 0, 0"
+#define AFTER_PLACES "%10"
 #elif MT == 4
-#define PRODUCT \
-  "wgmma.mma_async.sync.aligned.m64n32k16.f32." VALUES "." VALUES " {" \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" \
-  "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;"
-#define FLAG "%21"
+#define SHAPE "m64n32k16"
+#define SUMS \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define SUMS_OF(c) SIXTEEN(c, 0)
+#define REGISTERS "{%16,%17,%18,%19}, %20, p, 1, 1, 0"
+#define AFTER_REGISTERS "%21"
+#define PLACES "%16, %17, p, 1, 1, 0, 0"
+#define AFTER_PLACES "%18"
 #elif MT == 8
-#define PRODUCT \
-  "wgmma.mma_async.sync.aligned.m64n64k16.f32." VALUES "." VALUES " {" \
+#define SHAPE "m64n64k16"
+#define SUMS \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31" \
-  "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;"
-#define FLAG "%37"
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16)
+#define REGISTERS "{%32,%33,%34,%35}, %36, p, 1, 1, 0"
+#define AFTER_REGISTERS "%37"
+#define PLACES "%32, %33, p, 1, 1, 0, 0"
+#define AFTER_PLACES "%34"
 #elif MT == 16
-#define PRODUCT \
-  "wgmma.mma_async.sync.aligned.m64n128k16.f32." VALUES "." VALUES " {" \
+#define SHAPE "m64n128k16"
+#define SUMS \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
   "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
-  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63" \
-  "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;"
-#define FLAG "%69"
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SUMS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)
+#define REGISTERS "{%64,%65,%66,%67}, %68, p, 1, 1, 0"
+#define AFTER_REGISTERS "%69"
+#define PLACES "%64, %65, p, 1, 1, 0, 0"
+#define AFTER_PLACES "%66"
 #endif
+#define PRODUCT(left_and_right, flag) \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " flag ", 0;\n" \
+  "wgmma.mma_async.sync.aligned." SHAPE ".f32." VALUES "." VALUES " {" SUMS "}, " left_and_right ";\n}"
 
 // That of the columns so many bytes behind, of the same 64 or of as many others. No word overflows.
 __device__ __forceinline__ u64 behind(u64 matrix, int bytes) {
@@ -67,9 +80,14 @@ __device__ __forceinline__ u64 behind(u64 matrix, int bytes) {
 // c = a b^T of 16 columns, plus c if `adds`: a [64, 16], b [8 MT, 16]. Of a and c a warp has 16 rows, in
 // fragments as those of multiply(); c of MT of them.
 __device__ __forceinline__ void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " FLAG ", 0;\n" PRODUCT "\n}"
+  asm volatile(PRODUCT(REGISTERS, AFTER_REGISTERS)
                : SUMS_OF(c)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+// The same with a in shared memory, in rows as those of b. A warp has 16 of its 64 rows.
+__device__ __forceinline__ void add_shared_product(float (&c)[4 * MT], u64 a, u64 b, int adds) {
+  asm volatile(PRODUCT(PLACES, AFTER_PLACES) : SUMS_OF(c) : "l"(a), "l"(b), "r"(adds));
 }
 
 // The products that were asked for are on their way.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.kernels.attention.types import PagedBatch
 
-MOST_TAIL_ROWS = 16  # that the kernel can take
+MOST_FEW_TAIL_ROWS, MOST_TAIL_ROWS = 8, 32  # that layer_tail.cu takes, and layer_tail_wgmma.cu
 
 
 @dataclass(frozen=True)

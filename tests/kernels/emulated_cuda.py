@@ -21,6 +21,7 @@ from torch import Tensor
 
 from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import Argument
+from specengine.kernels.cuda.tensor_map import TensorMap
 
 COMPILER = (shutil.which("c++") or shutil.which("g++")) if sys.platform == "linux" else None
 SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
@@ -41,6 +42,7 @@ class EmulatedKernel:
     """Stands for program.Kernel."""
 
     library: ctypes.CDLL
+    seed: int = 0  # of what is late, and how long; 0: no thread is
 
     def launch(
         self,
@@ -57,10 +59,34 @@ class EmulatedKernel:
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         drawn = (ctypes.c_int * count)(*order)
-        self.library.launch(*grid[:2], drawn, threads, shared_bytes, pointers)
+        launch = self.library.launch
+        launch.restype = ctypes.c_bool
+        ended = launch(*grid[:2], drawn, threads, shared_bytes, self.seed, pointers)
+        assert ended, f"seed {self.seed}: all threads wait for each other"
 
 
-def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+class _TensorMap(ctypes.Structure):
+    """As emulator/ptx.cuh has it."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("sizes", ctypes.c_int32 * 4),
+        ("strides", ctypes.c_int64 * 4),
+        ("box", ctypes.c_int32 * 4),
+    )
+
+
+def _value(
+    argument: Argument,
+) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Structure:
+    if isinstance(argument, TensorMap):
+        of = argument
+        return _TensorMap(
+            of.address,
+            (ctypes.c_int32 * 4)(*of.sizes),
+            (ctypes.c_int64 * 4)(1, *of.strides),
+            (ctypes.c_int32 * 4)(*of.box),
+        )
     if argument is None or isinstance(argument, Tensor):
         return ctypes.c_void_p(None if argument is None else argument.data_ptr())
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)

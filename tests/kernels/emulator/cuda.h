@@ -1,8 +1,9 @@
 // As much of CUDA C++ as the kernels of specengine use, on one CPU thread. A CUDA thread is a fiber
 // that runs until a barrier or an instruction of its whole warp. Some blocks run by turns, as on
 // multiprocessors, so that they can wait for each other. It shows whether indices, swizzles and orders
-// are right, and copies that are read before they have landed (they read as NaN until then). It shows
-// nothing about races between warps, or about speed.
+// are right, and copies that are read before they have landed (they read as NaN until then). With a seed
+// threads, copies of tiles and what blocks of a cluster send each other are late by drawn times, so that
+// warps that wait for each other in vain are found. It shows nothing about speed.
 //
 // Every kernel's form is compiled with this: what is not of single values is compiled once, with
 // runtime.cpp and instructions.cpp, and none of the C++ library's headers is large.
@@ -19,6 +20,7 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __shared__
+#define __grid_constant__
 
 struct uint4 {
   unsigned x, y, z, w;
@@ -38,6 +40,7 @@ struct Place {
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 // All that they use of the C library's: its header for C++ takes longer than most kernels.
@@ -69,7 +72,8 @@ const int WARP = 32, SHARED_BYTES = 232448, AT_ONCE_MOST = 16;
 extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
 extern int slot;  // of the block that runs
 
-void yield();  // until another turn of this thread
+void yield();        // until another turn of this thread
+void may_be_late();  // as drawn of a seed
 inline int lane() { return threadIdx.x % WARP; }
 inline int warp() { return threadIdx.x / WARP; }
 
@@ -164,8 +168,9 @@ unsigned __ballot_sync(unsigned, bool value);
 unsigned __reduce_max_sync(unsigned, unsigned value);
 unsigned __reduce_add_sync(unsigned, unsigned value);
 
-// Runs body(arguments) once a thread. drawn: the order in which the blocks begin, a cluster's one behind
-// the other.
-void run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes,
+// Runs body(arguments) once a thread; false if they stand still, which only a seed finds out. drawn: the
+// order in which the blocks begin, a cluster's one behind the other. seed: of what
+// is late, and how long; 0: no thread is.
+bool run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes, unsigned seed,
          void (*body)(void**), void** arguments);
 #pragma GCC visibility pop

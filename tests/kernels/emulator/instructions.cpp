@@ -2,8 +2,6 @@
 // every kernel, and compiled once.
 #include <time.h>
 
-#include <functional>
-
 #include "runtime.h"
 
 #define MT 1  // of what is declared for one kernel alone
@@ -54,6 +52,7 @@ static void turn_if_complete(SharedBarrier& barrier) {
   barrier.landings.clear();
   barrier.arrived = 0;
   barrier.turns++;
+  moves++;
 }
 
 void arrive_at(u32 at) {
@@ -67,30 +66,97 @@ void expect_bytes(u32 at, int bytes) {
   arrive_at(at);
 }
 
-void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
-  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+static void land(const Landing& copy, u32 at) {
   SharedBarrier& barrier = here().barriers.at(at);
-  memset(shared_memory + to, 0xff, bytes);
-  barrier.landings.push_back({to, from, bytes});
-  barrier.open_bytes -= bytes;
+  barrier.landings.push_back(copy);
+  barrier.open_bytes -= copy.bytes;
   turn_if_complete(barrier);
+}
+
+static Landing asked(u32 to, const void* from, int bytes) {
+  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+  memset(shared_memory + to, 0xff, bytes);
+  return {to, from, bytes};
+}
+
+void copy_bulk(u32 to, const u16* from, int bytes, u32 at) { land(asked(to, from, bytes), at); }
+
+alignas(16) static const unsigned char outside[16] = {};
+
+void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
+  if (to % 1024 || map->box[0] * 2 != HALF) abort();
+  Block& block = here();
+  if (seed == 0) block.drawn = block.drawn * 1664525u + 1013904223u;
+  const bool is_late = block.drawn >> 28 == 0;  // one in sixteen, while those behind it land
+  Tile tile = {block.turns + (seed ? draw_delay(TILES) : is_late ? 64 : 0), barrier};
+  int row = 0, at[4];
+  for (at[3] = d; at[3] < d + map->box[3]; at[3]++)
+    for (at[2] = c; at[2] < c + map->box[2]; at[2]++)
+      for (at[1] = b; at[1] < b + map->box[1]; at[1]++, row++)
+        for (int piece = 0; piece < 8; piece++) {
+          at[0] = a + piece * 8;
+          bool exists = true;
+          long place = 0;
+          for (int i = 0; i < 4; i++) {
+            exists = exists && at[i] < map->sizes[i];
+            place += at[i] * map->strides[i];
+          }
+          const void* from = exists ? (const void*)(map->at + place) : outside;
+          tile.landings.push_back(asked(to + swizzled(row, piece), from, 16));
+        }
+  block.tiles.push_back(std::move(tile));
+}
+
+// Tiles land in any order.
+static void land_tiles() {
+  Block& block = here();
+  for (size_t i = 0; i < block.tiles.size();) {
+    if (block.tiles[i].due > block.turns) {
+      i++;
+      continue;
+    }
+    const Tile tile = std::move(block.tiles[i]);
+    block.tiles.erase(block.tiles.begin() + i);
+    for (const Landing& copy : tile.landings) land(copy, tile.barrier);
+  }
+}
+
+static void send(Message message, int index) {
+  Block& block = block_of(index);
+  message.due = block.turns + draw_delay(MESSAGES);
+  block.messages.push_back(message);
 }
 
 void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes,
                       u32 barrier) {
-  unsigned char* shared = shared_of(block, blocks_of_one);
-  memcpy(shared + __cvta_generic_to_shared(at), value, bytes);
-  const int index = here().index / blocks_of_one * blocks_of_one + block;
-  SharedBarrier& theirs = block_of(index).barriers.at(barrier);
-  theirs.open_bytes -= bytes;
-  turn_if_complete(theirs);
+  Message message = {0, (u32)__cvta_generic_to_shared(at), barrier, bytes};
+  memcpy(message.value, value, bytes);
+  send(message, here().index / blocks_of_one * blocks_of_one + block);
+}
+
+void deliver() {
+  land_tiles();
+  std::vector<Message> due, later;
+  for (const Message& message : here().messages) (message.due <= here().turns ? due : later).push_back(message);
+  here().messages = std::move(later);
+  for (const Message& message : due) {
+    SharedBarrier& barrier = here().barriers.at(message.barrier);
+    memcpy(shared_memory + message.to, message.value, message.bytes);
+    barrier.open_bytes -= message.bytes;
+    barrier.arrived += message.bytes == 0;
+    turn_if_complete(barrier);
+  }
 }
 
 void wait_at(u32 at, int turn) {
+  may_be_late();
   while (here().barriers.at(at).turns % 2 == turn) yield();
 }
 
-void meet_among(int name, int threads) { here().named[name].meet(threads); }
+void meet_among(int name, int threads) {
+  may_be_late();
+  here().named[name].meet(threads);
+}
 
 u64 nanoseconds() {
   timespec now;
@@ -153,11 +219,8 @@ void multiply_codes(float* c, u64 a, u64 b, int adds) {
   }
 }
 
-// Products of this thread that are made at the last moment: when it waits for them. By groups.
-using Products = std::vector<std::function<void()>>;
 static std::vector<Products>& my_products() {
-  static std::map<std::pair<int, int>, std::vector<Products>> all;  // of blocks and their threads
-  auto& mine = all[{here().index, threadIdx.x}];
+  auto& mine = me().products;
   if (mine.empty()) mine.emplace_back();
   return mine;
 }
@@ -171,6 +234,7 @@ void wait_for_products_but(int groups) {
     my_products().erase(my_products().begin());
     for (const auto& product : asked) product();
   }
+  __syncwarp();  // it is of whole warps: none goes on while a lane still reads
 }
 
 void wait_for_products() {
@@ -182,18 +246,22 @@ struct LeftFragment {
   u32 a[4];
 };
 
+// Of half precision; matrix: the place of the first row's first of 16 columns.
+static float value_at(u64 matrix, int row, int column) {
+  const u32 start = matrix / (8 * HALF) * (8 * HALF), at = matrix % (8 * HALF);
+  u16 value;
+  memcpy(&value, shared_memory + start + swizzled(row, at / 16 + column / 8) + column % 8 * 2, 2);
+  return widen(value);
+}
+
 static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
   static Board<LeftFragment> board;
   const LeftFragment* of = board.show(a);
-  const u32 start = b / (8 * HALF) * (8 * HALF), at = b % (8 * HALF);
   for (int i = 0; i < count; i++) {
     const int row = lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
     float sum = 0.f;
-    for (int k = 0; k < 16; k++) {
-      u16 value;
-      memcpy(&value, shared_memory + start + swizzled(column, at / 16 + k / 8) + k % 8 * 2, 2);
-      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * widen(value);
-    }
+    for (int k = 0; k < 16; k++)
+      sum += half_of(of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) * value_at(b, column, k);
     c[i] = (adds ? c[i] : 0.f) + sum;
   }
   __syncwarp();
@@ -202,4 +270,21 @@ static void make_product(float* c, LeftFragment a, u64 b, int adds, int count) {
 void add_product_of(int count, float* c, const u32* a, u64 b, int adds) {
   const LeftFragment given = {{a[0], a[1], a[2], a[3]}};
   my_products().back().push_back([=] { make_product(c, given, b, adds, count); });
+}
+
+static void make_shared_product(float* c, u64 a, u64 b, int adds, int count) {
+  for (int i = 0; i < count; i++) {
+    const int row = warp() % 4 * 16 + lane() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) sum += value_at(a, row, k) * value_at(b, column, k);
+    c[i] = (adds ? c[i] : 0.f) + sum;
+  }
+}
+
+void add_shared_product_of(int count, float* c, u64 a, u64 b, int adds) {
+  my_products().back().push_back([=] { make_shared_product(c, a, b, adds, count); });
+}
+
+void arrive_in_block_of(int blocks_of_one, u32 at, int block) {
+  send({0, 0, at, 0}, here().index / blocks_of_one * blocks_of_one + block);
 }

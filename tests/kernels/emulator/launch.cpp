@@ -19,7 +19,7 @@ void of_thread(void** arguments) { call(KERNEL, arguments); }
 #endif
 
 // drawn: the order in which the blocks begin.
-extern "C" void launch(int columns, int rows, const int* drawn, int threads, int shared_bytes,
+extern "C" bool launch(int columns, int rows, const int* drawn, int threads, int shared_bytes, unsigned seed,
                        void** arguments) {
-  run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, of_thread, arguments);
+  return run({columns, rows}, drawn, CLUSTER, threads, shared_bytes, seed, of_thread, arguments);
 }

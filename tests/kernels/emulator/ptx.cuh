@@ -4,8 +4,17 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
 
+// As tests/kernels/emulated_cuda.py has it.
+struct TensorMap {
+  const u16* at;
+  int sizes[4];
+  long strides[4];
+  int box[4];
+};
+
 // Of instructions.cpp.
 #pragma GCC visibility push(hidden)
+void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier);
 void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1);
 uint4 load_matrices(u32 at);
 void prepare_barrier(u32 barrier, int count);
@@ -19,8 +28,14 @@ void end_of_copies();
 void wait_for_copies_but(int groups);
 void wait_for_all_copies();
 u64 nanoseconds();
+void arrive_in_block_of(int blocks_of_one, u32 at, int block);
 void send_to_block_of(int blocks_of_one, const void* at, int block, const void* value, int bytes, u32 barrier);
 #pragma GCC visibility pop
+
+inline void copy_tile_once(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
+  copy_tile(to, map, a, b, c, d, barrier);
+}
+inline void copy_bulk_once(u32 to, const u16* from, int bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
 
 template <int TO, int FROM>
 inline void copy_async_behind(u32 to, const u16* from) {
@@ -119,14 +134,21 @@ inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
 inline u16 load_one_from_l2(const u16* at) { return *at; }
 
 inline void show_barriers() {}
+inline void show_memory_to_copies() {}
 
 inline void prefetch_bulk(const u16* from, int bytes) {
   if (bytes < 0 || bytes % 16 || (unsigned long)from % 16) abort();
 }
 
-inline void arrive_in_memory(int* counter) { ++*counter; }
+inline void arrive_in_memory(int* counter) {
+  may_be_late();
+  ++*counter;
+}
 inline int seen_in_memory(const int* counter) { return *counter; }
-inline void pause() { yield(); }
+inline void pause() {
+  may_be_late();
+  yield();
+}
 
 inline uint4 load_settled(const u16* at) { return *(const uint4*)at; }
 inline void settle(u16* at, u32 value) { *(u32*)at = value; }
@@ -168,6 +190,12 @@ inline void send_two_to_block(u64* at, int block, u64 value, u32 barrier) {
   if ((unsigned long)at % 8) abort();
   send_to_block_of(CLUSTER, at, block, &value, 8, barrier);
 }
+inline void send_four_to_block(const float4* at, int block, float4 value, u32 barrier) {
+  if ((unsigned long)at % 16) abort();
+  send_to_block_of(CLUSTER, at, block, &value, 16, barrier);
+}
+inline void arrive_in_block(u32 barrier, int block) { arrive_in_block_of(CLUSTER, barrier, block); }
+inline void wait_in_cluster_at(u32 barrier, int turn) { wait_at(barrier, turn); }
 inline float load_float_of_block(const float* at, int block) {
   float v;
   memcpy(&v, shared_of(block, CLUSTER) + ((unsigned char*)at - shared_memory), 4);

@@ -5,6 +5,8 @@ alignas(1024) unsigned char shared_memory[SHARED_BYTES];
 Place threadIdx, blockIdx, gridDim;
 Block blocks[AT_ONCE_MOST];
 int slot;
+unsigned seed;
+long moves;
 static void* scheduler[5];
 static bool any_left;  // threads that had not ended before this turn
 static void (*body)(void**);
@@ -17,6 +19,7 @@ static void go_on() {
     Fiber& fiber = fibers[threadIdx.x];
     if (fiber.ended) continue;
     any_left = true;
+    if (fiber.late_until > here().turns) continue;
     if (std::exchange(fiber.has_begun, true)) __builtin_longjmp(fiber.at, 1);
     setcontext(&fiber.context);
   }
@@ -30,6 +33,7 @@ void yield() {
 static void run_fiber() {
   body(arguments);
   me().ended = true;
+  moves++;
   go_on();
 }
 
@@ -43,6 +47,7 @@ static void start(Fiber& fiber) {
 
 void Barrier::meet(int count) {
   const long mine = passed;
+  moves++;
   if (++arrived == count) {
     arrived = 0;
     passed++;
@@ -119,8 +124,35 @@ unsigned __reduce_add_sync(unsigned, unsigned value) {
   return sum;
 }
 
+static unsigned draw(unsigned below) {
+  unsigned& drawn = here().drawn;
+  drawn = drawn * 1664525u + 1013904223u;
+  return (drawn >> 8) % below;
+}
+
+// With some seeds much of a kind is late, and with some little: where all is late, nothing falls far behind.
+long draw_delay(Delayed kind) {
+  if (seed == 0) return 0;
+  const unsigned rarity = 2u << (seed * 2654435761u >> (8 + 4 * kind)) % 12;
+  return draw(rarity) ? 0 : draw(2u << draw(10));
+}
+
+// This thread may be late, or its warp or block: also longer than others need for what they do without it.
+void may_be_late() {
+  if (seed == 0 || draw(4)) return;
+  if (const long delay = draw_delay(THREADS)) {
+    const unsigned of = draw(16);
+    for (int i = 0; i < (int)here().fibers.size(); i++)
+      if (of == 0 || (of < 4 ? i == threadIdx.x : i / WARP == warp()))
+        here().fibers[i].late_until = here().turns + delay;
+  }
+  yield();
+}
+
 // Every thread of the block that is here, until it waits or has ended.
 static void run_turn() {
+  here().turns++;
+  deliver();
   any_left = false;
   threadIdx.x = -1;
   if (!__builtin_setjmp(scheduler)) go_on();
@@ -129,6 +161,7 @@ static void run_turn() {
 static void begin(Block& block, int index, int threads, int shared_bytes) {
   block = Block();
   block.index = index;
+  block.drawn = 1 + seed * 2654435761u + index * 40503u;
   block.fibers.resize(threads);
   block.shared.assign(shared_bytes, 0xff);
   for (Fiber& fiber : block.fibers) start(fiber);
@@ -159,23 +192,34 @@ static std::vector<int> by_clusters(const int* order, int count, int cluster_blo
   return found;
 }
 
-void run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes,
+const long MOST_STILL = 1 << 14;  // turns of every block: longer than anything is late
+
+bool run(Place grid, const int* drawn, int cluster, int threads, int shared_bytes, unsigned given_seed,
          void (*of_thread)(void**), void** given) {
   const int count = grid.x * grid.y;
   const std::vector<int> order = by_clusters(drawn, count, cluster);
   body = of_thread;
   arguments = given;
   gridDim = grid;
+  seed = given_seed;
+  long moved = moves, still = 0;
   int next = 0, running = 0;
   for (slot = 0; slot < AT_ONCE_MOST && next < count; slot++, running++)
     begin(here(), order[next++], threads, shared_bytes);
-  while (running > 0)
+  while (running > 0) {
+    still = moves == moved ? still + 1 : 0;
+    moved = moves;
+    if (seed && still * IN_A_ROW > MOST_STILL) break;
     for (slot = 0; slot < AT_ONCE_MOST; slot++) {
       if (here().index < 0 || run_turns(here())) continue;
+      if (!here().messages.empty()) abort();  // they would reach no block
       here() = Block();
       if (next < count)
         begin(here(), order[next++], threads, shared_bytes);
       else
         running--;
     }
+  }
+  for (Block& block : blocks) block = Block();
+  return running == 0;
 }

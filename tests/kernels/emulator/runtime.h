@@ -3,6 +3,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -14,12 +15,17 @@
 const int MOST_WARPS = 32;
 const int STACK_BYTES = 1 << 16;
 
+// Products of warpgroups that a thread has asked for, which are made when it waits for them.
+using Products = std::vector<std::function<void()>>;
+
 // Begins by its context, and goes on by jumps: a context takes a call of the kernel each way. Jumps are
 // the compiler's, which keep three words; those of the C library unwind what they leave.
 struct Fiber {
   ucontext_t context;
   void* at[5];
   std::unique_ptr<char[]> stack;
+  std::vector<Products> products;  // by groups
+  long late_until = 0;  // turn of its block in which it goes on
   bool has_begun = false, ended = false;
 };
 
@@ -45,8 +51,27 @@ struct SharedBarrier {
 
 const int NAMES = 16;
 
+// A tile on its way. due: in turns of the block.
+struct Tile {
+  long due;
+  unsigned barrier;
+  std::vector<Landing> landings;
+};
+
+// From another block of the cluster: bytes into shared memory that a barrier is told of, or an arrival at it.
+struct Message {
+  long due;  // in turns of the block that gets it
+  unsigned to, barrier;
+  int bytes;  // 0: an arrival
+  unsigned char value[16];
+};
+
 struct Block {
   int index = -1;
+  long turns = 0;
+  unsigned drawn = 1;
+  std::vector<Message> messages;
+  std::vector<Tile> tiles;
   std::vector<Fiber> fibers;
   std::vector<unsigned char> shared;
   Barrier of_warp[MOST_WARPS], named[NAMES];
@@ -54,6 +79,12 @@ struct Block {
 };
 
 extern Block blocks[AT_ONCE_MOST];
+extern unsigned seed;  // of what is late; 0: no thread is
+extern long moves;     // what any thread has done but to wait
+
+enum Delayed { THREADS, MESSAGES, TILES };
+long draw_delay(Delayed kind);  // turns: mostly none, at times many
+void deliver();                 // what is due to the block that runs
 
 Block& block_of(int index);  // one that runs
 inline Block& here() { return blocks[slot]; }

@@ -18,3 +18,11 @@ inline void keep(float (&)[4 * MT]) {}
 inline void add_product(float (&c)[4 * MT], const u32 (&a)[4], u64 b, int adds) {
   add_product_of(4 * MT, c, a, b, adds);
 }
+
+// Of instructions.cpp.
+#pragma GCC visibility push(hidden)
+void add_shared_product_of(int count, float* c, u64 a, u64 b, int adds);
+#pragma GCC visibility pop
+inline void add_shared_product(float (&c)[4 * MT], u64 a, u64 b, int adds) {
+  add_shared_product_of(4 * MT, c, a, b, adds);
+}
