@@ -170,7 +170,8 @@ class RoundPipeline:
 
     def _useful_levels(self, in_flight: InFlightRound) -> list[int]:
         """Levels of drafts that count: a graph drafts past the end of an output, and the host does
-        not. Requests are committed up to this round; called while it is in flight."""
+        not. Of trees that are matched all nodes so deep count, where the host has no more than
+        tokens are left. Requests are committed up to this round; called while it is in flight."""
         if self._lookup is not None and not self._beside_model:
             return in_flight.plan.levels
         reqs = in_flight.reqs

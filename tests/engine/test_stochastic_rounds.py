@@ -38,6 +38,7 @@ from tests.support.judged_rounds import (
     RULES,
     TREES,
     Subject,
+    judged_to_the_end,
     shortened,
 )
 from tests.support.rounds import (
@@ -98,6 +99,7 @@ FAST_FEATURES = [
     ("target_only", "MTP layers", True, "grammars"),
     ("target_only, best drafts", "EAGLE3", False, "all"),
     ("sibling", "EAGLE tree of 2", True, "edits"),
+    ("sibling", "EAGLE3 tree of 3", False, "edits"),
     ("sibling", "EAGLE3 static tree", True, "grammars"),
     ("target_only, best drafts", "NGRAM", True, "edits"),
     ("relaxed, best drafts", "SUFFIX tree", True, "all"),
@@ -156,6 +158,7 @@ def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
 ) -> None:
     subject, params = subjects[name], shortened(FEATURES[feature], 19 if is_long else 16)
     more = {"context_length": ROOMY} if subject.is_tree else {}
+    params = judged_to_the_end(params) if name in TREES else params
     spec = subject.with_rule(rule)
     host, llm, rounds = pair_of(subject.folder, spec, overlaps, **more)
     check(host, llm, params)
@@ -187,6 +190,25 @@ def test_last_rounds_draft_less_where_slots_are_plenty(
         check(host, llm, params, PROMPTS[:count])
     assert not fallbacks(rounds)
     assert all(key.sampling.stochastic for key in rounds.captured)
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", TREES)
+def test_greedy_tree_near_its_end_is_the_hosts_only_beside_a_request_that_samples(
+    name: str, subjects: Subjects
+) -> None:
+    """Two tokens from the end. Alone it is matched: any node of the first level may be accepted,
+    and all of them count. Judged, it has no more nodes than tokens left, as on the host."""
+    subject = subjects[name]
+    given = subject.folder, subject.with_rule("sibling")
+    host, llm, rounds = pair_of(*given, context_length=ROOMY)
+    last, beside = replace(GREEDY, max_tokens=3), replace(SAMPLED[0], max_tokens=9)
+    level = min(subject.spec.eagle_topk, subject.spec.max_nodes - 1)
+    for params, drafted in (([last], level), ([last, beside], 1)):
+        mine, its = (one.generate(PROMPTS[: len(params)], params)[0] for one in (llm, host))
+        assert mine.token_ids == its.token_ids
+        assert [one.completions[0].spec.num_draft_tokens for one in (mine, its)] == [drafted, 1]
+    assert not fallbacks(rounds)
 
 
 @ON_CPU

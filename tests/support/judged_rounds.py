@@ -150,6 +150,15 @@ MIXED = [*ENDS, _HELD, *(one for params in FEATURES.values() for one in params)]
 ROOMY = 160  # tokens of context
 
 
+def judged_to_the_end(params: Sequence[SamplingParams]) -> list[SamplingParams]:
+    """With one more, which samples, drafts nothing and so ends last: a token a round. Greedy
+    requests that are left alone are matched, and a model's tree that is matched on the device is
+    larger near the end of an output than the host's."""
+    most = max(one.max_tokens or 0 for one in params)
+    last = replace(SAMPLED[0], seed=12, max_tokens=most, speculative=SpecControl(enabled=False))
+    return [*params, last]
+
+
 def shortened(params: Sequence[SamplingParams], most: int = 40) -> list[SamplingParams]:
     return [replace(one, max_tokens=min(one.max_tokens or most, most)) for one in params]
 
