@@ -31,7 +31,6 @@ class HybridDrafter(Drafter):
         self.inner = inner
         self.suffix = suffix
         self.needs_hidden = inner.needs_hidden
-        self.writes_kv = inner.writes_kv
         self.draft_vocab_size = inner.draft_vocab_size
         self.kv_lookahead = inner.kv_lookahead
         self.emits_probs = inner.emits_probs

@@ -39,7 +39,6 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     It has one runner, or one a level (the last serves the levels that follow).
     """
 
-    writes_kv = True
     has_draft_loops = True
     predicts_shape = True
     first_place = 0  # of the first drafted row, counted from the root's position

@@ -146,7 +146,7 @@ def answer(llm: LLM) -> int:
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     prompts = [[5 + i, 6, 7, 8 + i] * 4 for i in range(REQUESTS)]
     outputs = llm.generate(prompts, params, progress=False)
-    return max(one.spec.num_steps for one in outputs)
+    return max(one.spec.num_rounds for one in outputs)
 
 
 def clear() -> None:

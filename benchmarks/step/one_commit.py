@@ -3,7 +3,8 @@ for each side. Lines of JSON in and out.
 
     PYTHONPATH=TREE python benchmarks/step/one_commit.py bench throughput tiny [FLAGS]
 
-Everything that it takes of specengine has had these names since before the engine was rebuilt.
+What it takes of specengine has had these names since before the engine was rebuilt, but for those
+that `num_rounds` reads.
 """
 
 from __future__ import annotations
@@ -60,12 +61,18 @@ def answer_lines(bench: Any, report: Any, engines: dict[str, Any], vocab_size: i
             {
                 "tokens": timing.tokens,
                 "seconds": timing.seconds,
-                "rounds": timing.spec.num_steps / size,
+                "rounds": num_rounds(timing.spec) / size,
                 "host": timing.seconds - waiting.seconds,
                 "cpu": cpu,
                 "kernels": kernels,
             }
         )
+
+
+def num_rounds(spec: Any) -> int:
+    """Of a commit's SpecStats, which once called them num_steps."""
+    found: int = spec.num_rounds if hasattr(spec, "num_rounds") else spec.num_steps
+    return found
 
 
 def _ignore(num_tokens: int) -> None: ...

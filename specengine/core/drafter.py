@@ -58,7 +58,6 @@ class Drafter(ABC):
     draft_vocab_size: int | None = None  # tokens that its model can say; None where it has none
 
     needs_hidden: bool = False  # reads the target's hidden states
-    writes_kv: bool = False
     kv_lookahead: int = 0  # tokens past a slot's own that its KV was computed from
     proposes_tree: bool = False  # else chains
     emits_probs: bool = False  # drafts are sampled, and proposals carry draft_probs

@@ -36,7 +36,9 @@ class RoundShape(NamedTuple):
 class SharedRounds(Protocol):
     """The device rounds of a rank, whole in a graph each."""
 
-    def prepare(self, shape: RoundShape, features: Sequence[int], may_capture: bool) -> bool:
+    def ensure_captured(
+        self, shape: RoundShape, features: Sequence[int], may_capture: bool
+    ) -> bool:
         """Capture, on all ranks alike, what rounds of this shape with any of these features lack.
         False where something is lacking that may not be captured now."""
         ...
@@ -181,7 +183,7 @@ class ExpertSharers:
         )
         may_capture = not any(one.in_flight for one in asked)
         features = [one.features for one in asked]
-        return shape if self.rounds.prepare(shape, features, may_capture) else None
+        return shape if self.rounds.ensure_captured(shape, features, may_capture) else None
 
     @contextmanager
     def _running(self, counts: list[int] | None) -> Iterator[None]:

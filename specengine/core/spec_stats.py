@@ -43,7 +43,7 @@ class DepthChoice:
 class SpecStats:
     """Counters of one request's rounds. Accepted tokens exclude the bonus token."""
 
-    num_steps: int = 0
+    num_rounds: int = 0  # with or without drafts, beside a prefill or not
     num_draft_tokens: int = 0
     num_accepted: int = 0
     histogram: list[int] = field(default_factory=list)  # rounds by number of accepted tokens
@@ -53,7 +53,7 @@ class SpecStats:
 
     def record(self, drafted: int, accepted: int, depth: DepthChoice | None = None) -> None:
         """depth: None for a round beside a prefill, in which there are no drafts."""
-        self.num_steps += 1
+        self.num_rounds += 1
         self.num_draft_tokens += drafted
         self.num_accepted += accepted
         steps = 0
@@ -72,7 +72,7 @@ class SpecStats:
     @property
     def mean_acceptance_length(self) -> float:
         """Accepted length tau: 1 + accepted / rounds, the bonus token included."""
-        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
+        return 1.0 + self.num_accepted / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:

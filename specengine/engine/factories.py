@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 
 from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
@@ -29,10 +30,14 @@ def drafters_with_models() -> list[str]:
     return [name for name in DRAFTERS if drafter_class(name).load_draft is not None]
 
 
-def make_registered(name: str, spec: SpecConfig) -> TreeVerifier:
+def verifier_class(name: str) -> type[TreeVerifier]:
     """The acceptance rule of a name in VERIFIERS."""
-    verifier: TreeVerifier = load_place(VERIFIERS[name]).from_spec(spec)
-    return verifier
+    found: type[TreeVerifier] = load_place(VERIFIERS[name])
+    return found
+
+
+def make_registered(name: str, spec: SpecConfig) -> TreeVerifier:
+    return verifier_class(name).from_spec(spec)
 
 
 def registered_verifiers() -> dict[str, TreeVerifier]:
@@ -98,6 +103,19 @@ def verifier_name(spec: SpecConfig, drafter: Drafter) -> str:
     """As --speculative-verify calls it."""
     if spec.verify != "auto":
         return spec.verify
-    if not drafter.emits_probs:
+    return _auto_name(drafter.emits_probs, drafter.proposes_tree)
+
+
+def keeps_logits(spec: SpecConfig) -> bool:
+    """Whether the acceptance rule does, or any that --speculative-verify auto may choose."""
+    names = {spec.verify}
+    if spec.verify == "auto":
+        names = {_auto_name(*fields) for fields in product((False, True), repeat=2)}
+    return any(verifier_class(name).keeps_logits for name in names)
+
+
+def _auto_name(emits_probs: bool, proposes_tree: bool) -> str:
+    """Of a drafter with these fields."""
+    if not emits_probs:
         return "match"
-    return "sibling" if drafter.proposes_tree else "block"
+    return "sibling" if proposes_tree else "block"

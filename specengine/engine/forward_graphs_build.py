@@ -12,7 +12,7 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
-from specengine.engine.factories import max_nodes
+from specengine.engine.factories import keeps_logits, max_nodes
 from specengine.engine.piecewise_build import piece_bytes
 from specengine.runner.fallbacks import (
     DRAFTER_NEEDS_HOST,
@@ -56,8 +56,8 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
 
 def _kept_weights(spec: SpecConfig) -> int:
     """Rows of weights that are kept beside each node's: one of its sampled draft; in trees also one
-    of each expanded node. For relaxed drafts the target's logits, sampled from out of place."""
-    kept = 1 if spec.verify == "relaxed" else 0
+    of each expanded node. For a rule that keeps_logits the target's, sampled from out of place."""
+    kept = int(keeps_logits(spec))
     if not spec.draft_sampling or spec.num_steps is None:
         return kept
     gone_on_with = 1 + (spec.num_steps - 1) * spec.eagle_topk

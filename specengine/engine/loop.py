@@ -227,16 +227,16 @@ class Engine:
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
     ) -> bool:
-        """To be called while there is no work: does a piece of what can be done then. False: there
-        is nothing more to do until a request comes. may_capture: whether the piece may be the
-        capture of a graph. is_wanted: asked amid a capture, which ends early where it holds.
-        Engines that share experts capture together instead, when one first needs a graph."""
+        """While there is no work: does a piece of what can be done then, a capture if may_capture.
+        False: there is nothing more to do until a request comes. is_wanted: asked amid a capture,
+        which ends early where it holds. Sharers of experts capture when one first needs a graph."""
         if self.pipeline is None or self.sleeper.is_asleep or self.parts.sharers is not None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.advance()
             return True
-        return may_capture and not self.host_round.why_watched and self.pipeline.prepare(is_wanted)
+        may_capture = may_capture and not self.host_round.why_watched
+        return may_capture and self.pipeline.capture_while_idle(is_wanted)
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
         """On the host. Rounds that are recorded keep their depth."""

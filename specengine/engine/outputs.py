@@ -104,7 +104,7 @@ class EngineStats:
 def add_stats(total: SpecStats, one: SpecStats) -> None:
     """Add the counters of `one` to `total`. Of the depths that stood last, the one added last
     remains."""
-    total.num_steps += one.num_steps
+    total.num_rounds += one.num_rounds
     total.num_draft_tokens += one.num_draft_tokens
     total.num_accepted += one.num_accepted
     total.is_lossy |= one.is_lossy
@@ -124,7 +124,7 @@ def speculative_metrics(spec: SpecStats) -> dict[str, Any]:
         "mean_acceptance_length": round(spec.mean_acceptance_length, 4),
         "draft_acceptance_rate": round(spec.draft_acceptance_rate, 4),
         "acceptance_histogram": list(spec.histogram),
-        "num_spec_steps": spec.num_steps,
+        "num_spec_steps": spec.num_rounds,
         "num_draft_tokens": spec.num_draft_tokens,
         "num_accepted_draft_tokens": spec.num_accepted,
         "lossy": spec.is_lossy,

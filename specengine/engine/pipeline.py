@@ -93,9 +93,9 @@ class RoundPipeline:
             self.depths.forget_last()
         self.launched = Launched(in_flight, choice, paused, False, started, drafting)
 
-    def prepare(self, is_wanted: Callable[[], bool]) -> bool:
-        """While there is no work, and no round in flight: whether it may be called again.
-        is_wanted: as BackgroundCapture.advance has it."""
+    def capture_while_idle(self, is_wanted: Callable[[], bool]) -> bool:
+        """Capture one graph; there must be no work, and no round in flight. False: there is nothing
+        left to capture. is_wanted: as BackgroundCapture.advance has it."""
         self._collected = None
         return self.background_capture.advance(is_wanted)
 

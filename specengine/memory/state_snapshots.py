@@ -25,8 +25,7 @@ class StateSnapshots:
         """first, count: of the slots. copy: from slot to slot, in order, behind all that the device
         was given so far."""
         self.count = count
-        self.num_taken = 0  # snapshots since start
-        self.num_evicted = 0  # of these, for the sake of newer ones
+        self.num_evicted = 0  # snapshots since start that went for the sake of newer ones
         self._free = list(range(first + count - 1, first - 1, -1))
         self._nodes: OrderedDict[int, RadixNode] = OrderedDict()  # by slot, the oldest use first
         self._copy = copy
@@ -83,7 +82,6 @@ class StateSnapshots:
             return
         node.snapshots[place - start] = slot
         self._nodes[slot] = node
-        self.num_taken += 1
 
     def forget(self, node: RadixNode) -> None:
         """The node is no more."""

@@ -59,7 +59,7 @@ class RequestRecord:
             found["prompt_tokens"] = self.prompt_tokens
         if self.completion_tokens:
             found["completion_tokens"] = self.completion_tokens
-        if self.spec.num_steps:  # known of choices that ended
+        if self.spec.num_rounds:  # known of choices that ended
             found["accepted_length"] = round(self.spec.mean_acceptance_length, 4)
         if self.first_token is not None:
             found["first_token_seconds"] = round(self.first_token, 4)

@@ -91,10 +91,10 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
             "gen_ai.usage.output_tokens": record.completion_tokens,
             "gen_ai.server.time_to_first_token": record.first_token,
         }
-    if record.spec.num_steps:
+    if record.spec.num_rounds:
         found |= {
             "specengine.accepted_length": record.spec.mean_acceptance_length,
-            "specengine.num_rounds": record.spec.num_steps,
+            "specengine.num_rounds": record.spec.num_rounds,
             "specengine.num_draft_tokens": record.spec.num_draft_tokens,
             "specengine.num_accepted_tokens": record.spec.num_accepted,
         }

@@ -40,16 +40,26 @@ class TreeVerifier(ABC):
     # "stochastic" and "relaxed" by the methods of that verifier in engine/round/rules.py. None: not
     # at all, and rounds run on the host.
     device_rule: DeviceRule | None = None
+    # Whether rounds on the device need the target's logits still after tokens were sampled from
+    # them: a row of the vocabulary more for each node, in the memory that is set aside for graphs.
+    keeps_logits = True
 
     def __init_subclass__(cls) -> None:
         """A class that decides otherwise than the one it extends, by methods of its own or of a
-        mixin, must declare its own device_rule: rounds on the device would go on to decide as that
-        one does."""
+        mixin, must declare its own device_rule and keeps_logits: rounds on the device would go on
+        to decide as that one does, and in its memory."""
         super().__init_subclass__()
-        declares = next(base for base in cls.__mro__ if "device_rule" in vars(base))
-        nearer = cls.__mro__[: cls.__mro__.index(declares)]
-        if any(_DECIDES & vars(base).keys() for base in nearer):
+        if not cls._declares("device_rule"):
             cls.device_rule = None
+        if not cls._declares("keeps_logits"):
+            cls.keeps_logits = True
+
+    @classmethod
+    def _declares(cls, field: str) -> bool:
+        """Whether nothing that decides was overridden since the field was declared."""
+        declares = next(base for base in cls.__mro__ if field in vars(base))
+        nearer = cls.__mro__[: cls.__mro__.index(declares)]
+        return not any(_DECIDES & vars(base).keys() for base in nearer)
 
     @classmethod
     def from_spec(cls, spec: SpecConfig) -> Self:

@@ -30,6 +30,7 @@ class MatchVerifier(TreeVerifier):
     """
 
     device_rule: DeviceRule | None = "match"
+    keeps_logits = False
 
     def __init__(self, sampler: Sample | None = None) -> None:
         self.sampler = sampler or Sampler()

@@ -31,6 +31,7 @@ class RelaxedVerifier(MatchVerifier):
     is_lossy = True
     text_depends_on_drafts = True
     device_rule = "relaxed"
+    keeps_logits = True
 
     def __init__(self, top_k: int, delta: float, backend: Backend = "auto") -> None:
         super().__init__()

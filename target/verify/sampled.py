@@ -38,6 +38,7 @@ class SampledVerifier(MatchVerifier):
     needs_draft_probs = True
     text_depends_on_drafts = True
     device_rule = "stochastic"
+    keeps_logits = False
     coins = KeyedCoins
     # (probs, draws, backend=): the whole rule at once, by the same numbers as judge, coins and
     # next_uniforms, of which it asks none.

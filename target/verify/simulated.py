@@ -19,6 +19,7 @@ class SimulatedVerifier(MatchVerifier):
 
     is_lossy = True
     device_rule = "match"  # with an accepted length to force
+    keeps_logits = False
 
     def __init__(self, length: float) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ COPY = [1, 2, 3, 4, 5, 9, 1, 2]  # with 3 after it, a match of three tokens
 class FakeNeural(Drafter):
     """Drafts 11 and 12 below the root, or 11 - 12 in a chain; remembers what it was asked."""
 
-    needs_hidden = writes_kv = True
+    needs_hidden = True
     drafts_on = "device"
     max_nodes = 3
 
@@ -242,7 +242,7 @@ def test_may_match_where_a_match_can_become_long_enough(
 
 def test_capabilities_are_those_of_both_drafters() -> None:
     made = hybrid(FakeNeural(probs=True), suffix_branches=2, num_draft_tokens=8)
-    assert (made.needs_hidden, made.writes_kv, made.emits_probs) == (True, True, True)
+    assert (made.needs_hidden, made.emits_probs) == (True, True)
     assert made.proposes_tree
     assert made.max_nodes == 8
     assert not hybrid(FakeNeural()).proposes_tree

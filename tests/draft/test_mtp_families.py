@@ -174,4 +174,4 @@ def test_drafts_of_a_predictable_target_all_stand(
     folder = predictable(shutil.copytree(folders[1], tmp_path / "made"), form, 1, residue=0.0)
     spec = SpecConfig(algorithm="MTP", adaptive=False, num_steps=3)
     for one in greedy(folder, spec):
-        assert one.spec.num_accepted == NEW_TOKENS - 1 - one.spec.num_steps
+        assert one.spec.num_accepted == NEW_TOKENS - 1 - one.spec.num_rounds

@@ -165,7 +165,7 @@ def test_declares_what_it_is() -> None:
     tree: Drafter = drafter(ngram_branches=2)
     assert (chain.proposes_tree, tree.proposes_tree) == (False, True)
     assert chain.max_nodes == 8
-    assert (chain.needs_hidden, chain.writes_kv, chain.emits_probs) == (False, False, False)
+    assert (chain.needs_hidden, chain.emits_probs) == (False, False)
 
 
 @pytest.mark.parametrize(

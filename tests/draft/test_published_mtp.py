@@ -238,7 +238,7 @@ def spoken(llm: LLM) -> list[tuple[list[int], int, int]]:
     """Of each prompt the tokens, and how many steps and accepted tokens they took."""
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     found = llm.generate(["The quick brown fox", "0123456789" * 5], params)
-    return [(one.token_ids, one.spec.num_steps, one.spec.num_accepted) for one in found]
+    return [(one.token_ids, one.spec.num_rounds, one.spec.num_accepted) for one in found]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def test_the_engine_counts_the_rounds_of_its_requests(
     for one in llm.generate(PROMPTS, params, progress=False):
         add_stats(requests, one.spec)
     totals = llm.engine.stats().spec
-    assert totals.num_rounds == requests.num_steps
+    assert totals.num_rounds == requests.num_rounds
     assert totals.mean_acceptance_length == requests.mean_acceptance_length
     assert totals.num_drafts < totals.num_rounds
     assert (totals.num_accepted_tokens > 0) == (algorithm is not None)

@@ -165,7 +165,7 @@ def test_rounds_give_what_plain_decoding_gives(
         assert one.num_prompt_tokens == expected.num_prompt_tokens
         assert_same_logprobs([*one.all_logprobs], [*expected.all_logprobs])
         assert_same_logprobs(one.prompt_logprobs, expected.prompt_logprobs)
-        assert len(one.token_ids) == 1 + one.spec.num_steps + one.spec.num_accepted
+        assert len(one.token_ids) == 1 + one.spec.num_rounds + one.spec.num_accepted
     assert engine.stats().spec.num_accepted_tokens > 7 * len(places[0])
 
 

@@ -155,7 +155,7 @@ def test_ngram_really_speculates(small_models: dict[str, Path]) -> None:
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     spec = llm.generate([PROMPTS[0]], params)[0].spec
     assert spec.num_accepted > 0
-    assert 1 + spec.num_steps + spec.num_accepted == NEW_TOKENS
+    assert 1 + spec.num_rounds + spec.num_accepted == NEW_TOKENS
     assert sum(count * k for k, count in enumerate(spec.histogram)) == spec.num_accepted
 
 

@@ -148,8 +148,8 @@ def test_drafts_of_a_predictable_target_all_stand(
     folder = predictable(tmp_path, form, layers, residue=0.0)
     llm = make(folder, spec=CHAIN, chunked_prefill_size=16)
     for spec in _spec_of(llm, PROMPTS[:2] + PROMPTS[3:]):
-        assert spec.num_steps == -(-(NEW_TOKENS - 1) // 4)
-        assert spec.num_accepted == NEW_TOKENS - 1 - spec.num_steps
+        assert spec.num_rounds == -(-(NEW_TOKENS - 1) // 4)
+        assert spec.num_accepted == NEW_TOKENS - 1 - spec.num_rounds
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_counters_of_a_request_add_up(target: Path, drafts: dict[str, Path]) -> 
     llm = make(target, spec_of("EAGLE3", drafts["EAGLE3"], **TREE))
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     for one in llm.generate(PROMPTS, params):
-        assert 1 + one.spec.num_steps + one.spec.num_accepted == NEW_TOKENS
+        assert 1 + one.spec.num_rounds + one.spec.num_accepted == NEW_TOKENS
         assert sum(n * k for k, n in enumerate(one.spec.histogram)) == one.spec.num_accepted
 
 

@@ -102,4 +102,4 @@ def test_a_known_answer_is_copied(small_models: dict[str, Path]) -> None:
     again = llm.generate(["x"], params)[0]
     assert again.token_ids == first.token_ids
     assert again.spec.mean_acceptance_length > first.spec.mean_acceptance_length + 2
-    assert 1 + again.spec.num_steps + again.spec.num_accepted == NEW_TOKENS
+    assert 1 + again.spec.num_rounds + again.spec.num_accepted == NEW_TOKENS

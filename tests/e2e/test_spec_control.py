@@ -95,13 +95,13 @@ def test_limits_hold_in_a_mixed_batch(
     again = run(llm, MIXED)
     assert [generation.token_ids for generation in again] == plain
     assert off.num_draft_tokens == off.num_accepted == 0
-    assert off.num_steps == NEW_TOKENS - 1
+    assert off.num_rounds == NEW_TOKENS - 1
     for stats, depth in ((one, 1), (two, 2)):
         assert stats.num_draft_tokens > 0
         assert len(stats.histogram) <= depth + 1
     if not llm.engine.drafter.proposes_tree:
-        assert one.num_draft_tokens <= one.num_steps
-        assert two.num_draft_tokens <= 2 * two.num_steps
+        assert one.num_draft_tokens <= one.num_rounds
+        assert two.num_draft_tokens <= 2 * two.num_rounds
     alike = run(make(folders, case), [FREE] * len(PROMPTS))[0].spec
     assert free == alike, "the neighbours' limits cost it nothing"
 

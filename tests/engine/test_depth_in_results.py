@@ -85,7 +85,7 @@ def test_each_round_counts_at_the_depth_that_it_ran_under(target: Path) -> None:
     plan = [3, 0, 2, 2, 1]
     steered = steer(llm, lambda number: plan[number % 5])
     spec = llm.generate(PROMPTS[0], GREEDY)[0].spec
-    assert spec.num_steps == len(steered.made) > 5
+    assert spec.num_rounds == len(steered.made) > 5
     counts = Counter(one.num_steps for one in steered.made)
     assert spec.depth_histogram == [counts[depth] for depth in range(4)]
     assert spec.depth is steered.made[-1]
@@ -115,11 +115,11 @@ def test_request_that_joins_at_depth_0_counts_no_drafts(target: Path) -> None:
     llm, depth = make(target, TEXT), [2]
     steer(llm, lambda number: depth[0])
     first = add(llm, "first", PROMPTS[0])
-    step_until(llm, lambda: first.spec.num_steps == 3)
+    step_until(llm, lambda: first.spec.num_rounds == 3)
     depth[0] = 0
     add(llm, "second", PROMPTS[1])
     done = finish(llm)
-    rounds = {rid: one.spec.num_steps for rid, one in done.items()}
+    rounds = {rid: one.spec.num_rounds for rid, one in done.items()}
     assert done["first"].spec.depth_histogram == [rounds["first"] - 3, 0, 3]
     assert done["second"].spec.depth_histogram == [rounds["second"]]
     assert done["second"].spec.num_draft_tokens == 0
@@ -134,10 +134,10 @@ def test_limit_of_a_request_changes_its_drafts_and_not_its_chosen_depth(
     params = [replace(GREEDY, speculative=one) for one in controls]
     found = [one.spec for one in llm.generate(PROMPTS, params)]
     for spec in found:
-        assert spec.depth_histogram == [0, 0, 0, spec.num_steps]
+        assert spec.depth_histogram == [0, 0, 0, spec.num_rounds]
     free, one, off = found
-    assert free.num_draft_tokens > 2 * free.num_steps
-    assert one.num_steps >= one.num_draft_tokens >= one.num_steps - 1, "the last has no room"
+    assert free.num_draft_tokens > 2 * free.num_rounds
+    assert one.num_rounds >= one.num_draft_tokens >= one.num_rounds - 1, "the last has no room"
     assert off.num_draft_tokens == 0
 
 
@@ -145,12 +145,12 @@ def test_aborted_request_is_counted_no_further(target: Path) -> None:
     llm = make(target, TEXT)
     steer(llm, lambda number: 1)
     gone, stays = add(llm, "gone", PROMPTS[0]), add(llm, "stays", PROMPTS[1])
-    step_until(llm, lambda: gone.spec.num_steps == 2)
+    step_until(llm, lambda: gone.spec.num_rounds == 2)
     llm.engine.abort("gone")
     spec = finish(llm)["stays"].spec
     assert gone.spec.depth_histogram == [0, 2]
     assert stays.spec is spec
-    assert spec.depth_histogram == [0, spec.num_steps]
+    assert spec.depth_histogram == [0, spec.num_rounds]
 
 
 def test_a_round_beside_a_prefill_is_of_depth_0(
@@ -159,7 +159,7 @@ def test_a_round_beside_a_prefill_is_of_depth_0(
     llm = make(target, TEXT, enable_mixed_chunk=True, chunked_prefill_size=16)
     steer(llm, lambda number: 2)
     first = add(llm, "first", PROMPTS[0])
-    step_until(llm, lambda: first.spec.num_steps == 2)
+    step_until(llm, lambda: first.spec.num_rounds == 2)
     beside, commit = 0, llm.engine.scheduler.commit_prefill
 
     def watched(batch: ScheduleBatch, result: PrefillResult) -> None:
@@ -171,7 +171,7 @@ def test_a_round_beside_a_prefill_is_of_depth_0(
     add(llm, "second", PROMPTS[1])
     spec = finish(llm)["first"].spec
     assert beside > 1
-    assert spec.depth_histogram == [beside, 0, spec.num_steps - beside]
+    assert spec.depth_histogram == [beside, 0, spec.num_rounds - beside]
     assert spec.depth is not None
     assert spec.depth.num_steps == 2
 
@@ -198,7 +198,7 @@ def test_a_fixed_depth_says_why(
     found = llm.generate(PROMPTS[0], GREEDY)[0].spec
     assert found.depth is not None
     assert (found.depth.reason, found.depth.expected_gain) == (expected, None)
-    assert found.depth_histogram == [0] * found.depth.num_steps + [found.num_steps]
+    assert found.depth_histogram == [0] * found.depth.num_steps + [found.num_rounds]
 
 
 class Blind:
@@ -255,18 +255,18 @@ def check_pipeline(
     pipeline.depths.chooser = steered = Steered(lambda number: plan[number % 7])
     collected = watch_rounds(pipeline.executor, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
-    step_until(llm, lambda: gone.spec.num_steps == 4)
+    step_until(llm, lambda: gone.spec.num_rounds == 4)
     assert pipeline.has_in_flight == overlaps
     llm.engine.abort("gone")
     second = add(llm, "second", PROMPTS[1])
     finish(llm)
     for req in (first, gone, second):
         counts = collected[req]
-        assert req.spec.num_steps == sum(counts.values())
+        assert req.spec.num_rounds == sum(counts.values())
         assert req.spec.depth_histogram == [counts[depth] for depth in range(max(counts) + 1)]
         assert len(counts) > 1
     assert first.spec.depth in steered.made
-    assert gone.spec.num_steps == 4
+    assert gone.spec.num_rounds == 4
 
 
 def watch_rounds(rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> dict[Req, Counter[int]]:

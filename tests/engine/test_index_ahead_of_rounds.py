@@ -170,11 +170,11 @@ def test_request_that_leaves_in_flight_has_no_text(
         add(one.llm, "gone", PROMPTS[0], PARAMS),
         add(one.llm, "stays", PROMPTS[1], PARAMS),
     )
-    step_until(one.llm, lambda: gone.spec.num_steps == 5)
+    step_until(one.llm, lambda: gone.spec.num_rounds == 5)
     assert one.llm.engine.pipeline is not None
     assert one.llm.engine.pipeline.has_in_flight
     one.llm.engine.abort("gone")
-    step_until(one.llm, lambda: stays.spec.num_steps == 9)
+    step_until(one.llm, lambda: stays.spec.num_rounds == 9)
     assert one.drafters[0]._texts.keys() == {stays}
     finish(one.llm)
     assert not one.drafters[0]._texts

@@ -150,7 +150,7 @@ def test_a_state_that_is_not_met_fails(kind: str, proof: EngineProof) -> None:
 class SaysItAgain(Drafter):
     """Drafts the last token again, in chains whatever is asked for."""
 
-    needs_hidden = writes_kv = proposes_tree = emits_probs = False
+    needs_hidden = proposes_tree = emits_probs = False
 
     def __init__(self, context: DraftContext) -> None:
         self.max_nodes = context.spec.max_nodes

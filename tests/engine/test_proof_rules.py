@@ -10,18 +10,34 @@ from types import ModuleType
 import pytest
 import torch
 
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.random_streams import Stream, draw
+from specengine.core.registry import VERIFIERS
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.core.spec import DraftProposal
 from specengine.engine.factories import registered_verifiers
 from specengine.engine.proof.check import Check, chi_squared_p, combined_p
-from specengine.engine.proof.enumeration import Drafts, judged, matched
+from specengine.engine.proof.engine_mutants import of_rules
+from specengine.engine.proof.enumeration import Drafts, Outcomes, judged, matched
 from specengine.engine.proof.mutants import MUTANTS, SharedResidualStream
-from specengine.engine.proof.rules import ENUMERATION, ROUNDS, Effort, rule_checks
+from specengine.engine.proof.rules import (
+    ENUMERATION,
+    ROUNDS,
+    Effort,
+    checks_of,
+    mutant_checks,
+    rule_checks,
+)
 from specengine.engine.proof.shapes import CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair
 from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.rejection import RejectionVerifier
+from specengine.target.verify.rows import row_map
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
+from specengine.target.verify.walk import Walk
 from tests.support import chi_squared
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend" / "rule.md"
@@ -48,6 +64,101 @@ def test_every_lossless_verifier_is_enumerated(checks: list[Check]) -> None:
 def test_every_mutant_is_caught(checks: list[Check]) -> None:
     caught = {check.subject.partition(": ")[2] for check in checks if "catches" in check.check}
     assert caught >= {mutant.name for mutant in MUTANTS}
+
+
+class AcceptsFirst(MatchVerifier):
+    """Not lossless, and does not say so: the first child stands at every node."""
+
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        sampled_T = self.sampler(output, sampling, row_map(proposal, sampling))
+        last_B = sampled_T[torch.tensor(proposal.num_nodes).cumsum(0) - 1].tolist()
+        walks = []
+        for tokens, count, last in zip(
+            proposal.tokens.tolist(), proposal.num_nodes, last_B, strict=True
+        ):
+            walks.append(Walk(list(range(count)), [*tokens[1:count], last]))
+        return walks
+
+
+def cut(walk: Walk, keeps: bool) -> Walk:
+    return walk if keeps else Walk(walk.nodes[:1], walk.tokens[:1])
+
+
+class OwnNumbers(MatchVerifier):
+    """Lossless: accepts nothing where a coin of its own says so."""
+
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        assert sampling.random is not None
+        assert sampling.output_pos is not None
+        coins_B = draw(sampling.random.seeds, sampling.output_pos, Stream.ACCEPT)
+        walks = super().walks(output, sampling, proposal)
+        return [cut(one, coin < 0.5) for one, coin in zip(walks, coins_B.tolist(), strict=True)]
+
+
+class OwnSampler(MatchVerifier):
+    """Lossless, by a sampler that it brings along."""
+
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        return MatchVerifier().walks(output, sampling, proposal)
+
+
+class AsksByHalves(MatchVerifier):
+    """Lossless: asks its sampler about the root alone, and accepts nothing."""
+
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        roots_B = torch.tensor([0, *proposal.num_nodes[:-1]]).cumsum(0)
+        tokens = self.sampler(LogitsOutput(output.logits[roots_B]), sampling).tolist()
+        return [Walk([0], [token]) for token in tokens]
+
+
+class NeverJudges(RejectionVerifier):
+    """Lossless, but not by its judge."""
+
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        return MatchVerifier.walks(self, output, sampling, proposal)
+
+
+def test_rule_with_walks_of_its_own_that_is_not_lossless_fails_the_enumeration() -> None:
+    found = {one.check: one for one in checks_of(AcceptsFirst(), CHAIN, "own", QUICKER)}
+    assert not found["enumeration"].passed
+    assert not found["χ² of rounds"].passed
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (OwnNumbers, "it draws numbers beside those of its sampler"),
+        (OwnSampler, "it does not ask its sampler"),
+        (AsksByHalves, "it does not ask its sampler about all nodes at once"),
+        (NeverJudges, "it does not decide by judge alone"),
+    ],
+)
+def test_rule_that_enumeration_cannot_run_is_left_out_and_the_note_says_why(
+    rule: type[MatchVerifier], reason: str
+) -> None:
+    (check,) = checks_of(rule(), CHAIN, "own", QUICKER)
+    assert check.check == "χ² of rounds"
+    assert check.passed
+    assert check.note == f"not enumerated: {reason}"
+
+
+def test_rule_that_does_not_decide_by_judge_is_not_proved_by_mutants_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "rejection", f"{__name__}:NeverJudges")
+    assert not any(one.name.startswith("rejection") for one in of_rules())
+    quick = replace(QUICKER, num_requests=100, most_for_mutants=1)
+    assert not any(one.subject.startswith("rejection") for one in mutant_checks(quick))
 
 
 def documented_rule() -> SampledVerifier:
@@ -79,8 +190,12 @@ def test_mutant_that_nothing_shows_is_missed_at_the_bound() -> None:
 def accepted(rule: SampledVerifier, pair: TablePair, shape: Shape) -> float:
     """Drafted tokens that stand in a round, expected exactly."""
     outcomes = judged(rule, pair, shape, Drafts.sampled(pair, shape))
-    depths = torch.tensor(shape.depths)[outcomes.ends_B]
-    return float((outcomes.next_BV.sum(-1) * depths).sum())
+    return expected_length(outcomes)
+
+
+def expected_length(outcomes: Outcomes) -> float:
+    lengths_B = torch.tensor([len(tokens) for tokens in outcomes.accepted])
+    return float((outcomes.next_BV.sum(-1) * lengths_B).sum())
 
 
 def test_block_accepts_at_least_what_token_level_rejection_does() -> None:
@@ -109,9 +224,11 @@ def test_a_second_sibling_is_accepted_too() -> None:
 def test_target_only_accepts_what_matching_does() -> None:
     pair = TablePair.random(3, 1)
     drafts = Drafts.certain(pair, TREE)
-    depths = torch.tensor(TREE.depths)
-    found = [judged(TargetOnlyVerifier(), pair, TREE, drafts), matched(pair, TREE, drafts)]
-    means = [float((one.next_BV.sum(-1) * depths[one.ends_B]).sum()) for one in found]
+    found = [
+        judged(TargetOnlyVerifier(), pair, TREE, drafts),
+        matched(MatchVerifier(), pair, TREE, drafts),
+    ]
+    means = [expected_length(one) for one in found]
     assert means[0] == pytest.approx(means[1], abs=1e-12)
 
 

@@ -155,7 +155,7 @@ def check_workload(
     assert set(were_known) == {False, True}
     for req in work.reqs:
         assert req.finish_reason is not None
-        assert sum(req.spec.histogram) == req.spec.num_steps
+        assert sum(req.spec.histogram) == req.spec.num_rounds
     whole = [req for req in work.reqs if req.finish_reason and req.finish_reason.kind != "abort"]
     asked = [work.reqs[req] for req in whole]
     params = [replace(sampling, speculative=SpecControl()) for _, sampling in asked]

@@ -89,7 +89,7 @@ def play(
 def told(done: dict[str, RequestOutput]) -> dict[str, Any]:
     """What a request says, and what was drafted and accepted for it in each round."""
     return {
-        rid: (one.token_ids, one.spec.num_steps, one.spec.num_draft_tokens, one.spec.histogram)
+        rid: (one.token_ids, one.spec.num_rounds, one.spec.num_draft_tokens, one.spec.histogram)
         for rid, one in done.items()
     }
 

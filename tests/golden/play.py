@@ -52,7 +52,7 @@ def play(llm: LLM, place: str, feature: str, seed: int, backwards: bool = False)
         for output in llm.engine.step():
             name = f"{output.rid}#{output.index}"
             one = found.setdefault(name, {"rounds": []})
-            now = output.spec.num_steps, output.spec.num_accepted, output.spec.num_draft_tokens
+            now = output.spec.num_rounds, output.spec.num_accepted, output.spec.num_draft_tokens
             last = seen.get(name, (0, 0, 0))
             assert now[0] - last[0] in (0, 1), "more than one round a step"
             if now[0] > last[0]:

@@ -82,7 +82,7 @@ def test_counts_are_the_engines_own(plan: Plan, monkeypatch: pytest.MonkeyPatch)
     def watched_step(engine: Engine) -> Any:
         outputs = step(engine)
         found.extend(
-            (one.spec.num_steps, one.spec.num_accepted, one.spec.num_draft_tokens)
+            (one.spec.num_rounds, one.spec.num_accepted, one.spec.num_draft_tokens)
             for one in outputs
             if one.finish_reason is not None
         )

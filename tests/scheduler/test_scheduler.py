@@ -172,7 +172,7 @@ def test_mixed_batches_carry_running_requests() -> None:
         (MIXED, {"b": 4, "a": 1}),
         (DECODE, {"a": 1, "b": 1}),
     ]
-    assert (len(req.output_ids), req.spec.num_steps) == (5, 4)
+    assert (len(req.output_ids), req.spec.num_rounds) == (5, 4)
     assert engine.scheduler.spec_totals.num_rounds == 4 + 1
 
 

@@ -83,7 +83,7 @@ def check_outputs(work: Workload) -> None:
             assert req.output_ids == expected
         assert (req.finish_reason.kind == "abort") == (req in work.aborted)
         if req.output_ids:
-            emitted = 1 + req.spec.num_steps + req.spec.num_accepted
+            emitted = 1 + req.spec.num_rounds + req.spec.num_accepted
             assert emitted == len(req.output_ids)
             assert sum(k * n for k, n in enumerate(req.spec.histogram)) == req.spec.num_accepted
 

@@ -115,7 +115,7 @@ class FakeEngine:
         for size in [1, 3, 2, 4] * 100:
             new = ids[made : made + size][: limit - made]
             made += len(new)
-            spec.record(4, len(new) - 1, DEPTHS[spec.num_steps % 2])
+            spec.record(4, len(new) - 1, DEPTHS[spec.num_rounds % 2])
             finish = self._finish(new, made, limit)
             delta = detokenizer.add(new, finish)
             if detokenizer.stopped:

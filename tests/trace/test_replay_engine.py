@@ -75,7 +75,7 @@ class World:
         for one in llm.generate(PROMPTS, params):
             for choice in one.completions:
                 add_stats(self.stats, choice.spec)
-                self.rounds.append(choice.spec.num_steps)
+                self.rounds.append(choice.spec.num_rounds)
                 self.texts.append(choice.token_ids)
         llm.engine.scheduler.check_invariant()
         return llm
@@ -111,7 +111,7 @@ def test_text_drafts_are_told_exactly(world: World, algorithm: str, temperature:
         row = told(trace, num_draft_tokens=count)
         world.run(algorithm, {"num_draft_tokens": count}, temperature)
         assert row.is_exact
-        assert row.rounds == world.stats.num_steps
+        assert row.rounds == world.stats.num_rounds
         assert row.tau.value == pytest.approx(world.stats.mean_acceptance_length)
 
 
@@ -125,9 +125,9 @@ def test_chains_of_a_model_are_told_exactly(
         row = told(trace, num_steps=steps, num_draft_tokens=steps + 1)
         world.run(algorithm, {"num_steps": steps}, temperature)
         assert row.is_exact
-        assert row.rounds == world.stats.num_steps
+        assert row.rounds == world.stats.num_rounds
         assert row.tau.value > 1.02
-        drafted = world.stats.num_draft_tokens / world.stats.num_steps
+        drafted = world.stats.num_draft_tokens / world.stats.num_rounds
         assert row.nodes == pytest.approx(1 + drafted)
 
 
@@ -141,7 +141,7 @@ def test_trees_are_told(world: World, algorithm: str, is_static: bool) -> None:
         row = told(trace, **shape)
         world.run(algorithm, TREE | static | shape, 0.0)
         assert row.is_exact
-        assert row.rounds == world.stats.num_steps
+        assert row.rounds == world.stats.num_rounds
     row = told(trace, topk=2, num_draft_tokens=6)
     world.run(algorithm, TREE | static | {"eagle_topk": 2, "num_draft_tokens": 6}, 0.0)
     assert row.tau.value == pytest.approx(world.stats.mean_acceptance_length, rel=0.03)
@@ -188,7 +188,7 @@ def test_rounds_as_they_ran_tell_their_own_setting(world: World) -> None:
     trace = world.record("EAGLE3", TREE, 0.0, positions=False)
     row = told(trace)
     assert row.is_exact
-    assert row.rounds == world.stats.num_steps
+    assert row.rounds == world.stats.num_rounds
     assert row.tau.value == pytest.approx(world.stats.mean_acceptance_length)
     fewer = told(trace, num_draft_tokens=7)
     assert not fewer.is_exact

@@ -26,7 +26,6 @@ class SpoiltDrafter(Drafter):
     def __init__(self, inner: Drafter, spoil: Spoil) -> None:
         self.inner = inner
         self.needs_hidden = inner.needs_hidden
-        self.writes_kv = inner.writes_kv
         self.proposes_tree = inner.proposes_tree
         self.emits_probs = inner.emits_probs
         self.max_nodes = inner.max_nodes

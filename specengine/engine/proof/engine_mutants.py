@@ -16,13 +16,12 @@ from specengine.core.tree import Tree
 from specengine.engine.factories import make_registered, registered_verifiers
 from specengine.engine.proof.check import AS_REPORTED
 from specengine.engine.proof.draft_mutants import Spoil, draft_mutants
-from specengine.engine.proof.mutants import MUTANTS
+from specengine.engine.proof.mutants import MUTANTS, decides_by_judge
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.rows import row_map
-from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.walk import Walk, walk_all
 
 
@@ -102,7 +101,7 @@ def of_rules() -> list[EngineMutant]:
     chains: in a tree a sibling often stands before a residual is drawn from."""
     found = []
     for name, rule in registered_verifiers().items():
-        if not isinstance(rule, SampledVerifier):
+        if not decides_by_judge(rule):
             continue
         for mutant in MUTANTS:
             if mutant.caught_by == "uniforms of 0":

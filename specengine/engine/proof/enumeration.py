@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.proof.shapes import Shape
 from specengine.engine.proof.tables import FIRST, ROOT, TablePair, decode_batch, propose, request
 from specengine.kernels.accept.accept_sampled_ref import next_weights
+from specengine.layers.logits import RowMap
+from specengine.layers.sampler import ONE_TO_ONE
+from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
-from specengine.target.verify.walk import path_to, walk_all
+from specengine.target.verify.walk import path_to
+
+
+class NotEnumerable(Exception):
+    """Why the outcomes of a rule cannot be enumerated."""
 
 
 class ScriptedCoins:
@@ -81,8 +91,7 @@ class Drafts:
 class Outcomes:
     """Every way that a round can go."""
 
-    proposal: DraftProposal
-    ends_B: Tensor  # the node at which the accepted path ends
+    accepted: list[list[int]]  # the tokens of the drafts that stand
     next_BV: Tensor  # float64, the chance of this way, by the token that follows
 
 
@@ -97,26 +106,68 @@ def judged(verifier: SampledVerifier, pair: TablePair, shape: Shape, drafts: Dra
     next_BV = next_weights(probs, verdict).double()
     next_BV = next_BV / next_BV.sum(-1, keepdim=True)
     chances_B = drafts.chances_X * coins.chances_BN.prod(-1)
-    return Outcomes(proposal, verdict.ends_B, next_BV * chances_B[:, None])
+    columns = (proposal.tokens, proposal.parents, verdict.ends_B)
+    accepted = [
+        [tokens[node] for node in path_to(end, parents)[1:]]
+        for tokens, parents, end in zip(*(x.tolist() for x in columns), strict=True)
+    ]
+    return Outcomes(accepted, next_BV * chances_B[:, None])
 
 
-def matched(pair: TablePair, shape: Shape, drafts: Drafts) -> Outcomes:
-    """Outcomes of MatchVerifier's rule: all drafts times all tokens that the target says at
-    nodes."""
-    said_SN = torch.tensor(list(product(range(pair.vocab), repeat=shape.num_nodes)))
-    said_BN = said_SN.repeat(len(drafts.tokens_XN), 1)
-    drafts = drafts.repeat(len(said_SN))
+def matched(verifier: TreeVerifier, pair: TablePair, shape: Shape, drafts: Drafts) -> Outcomes:
+    """Outcomes of a rule that decides by the tokens that its sampler chooses at nodes: all drafts
+    times all such tokens. The rule's own accept runs. Raises NotEnumerable where it decides by
+    anything else."""
+    chosen_SN = torch.tensor(list(product(range(pair.vocab), repeat=shape.num_nodes)))
+    chosen_BN = chosen_SN.repeat(len(drafts.tokens_XN), 1)
+    drafts = drafts.repeat(len(chosen_SN))
     proposal, probs = round_probs(pair, shape, drafts)
-    said_T = said_BN[probs.exists_BN]
-    chances_BN = torch.full(said_BN.shape, 1.0 / pair.vocab, dtype=torch.float64)
+    chosen_T = chosen_BN[probs.exists_BN]
+    tokens = _emitted(verifier, pair, proposal, chosen_T, [0] * len(chosen_BN))
+    if tokens != _emitted(verifier, pair, proposal, chosen_T, list(range(1, len(chosen_BN) + 1))):
+        raise NotEnumerable("it draws numbers beside those of its sampler")
+    chances_BN = torch.full(chosen_BN.shape, 1.0 / pair.vocab, dtype=torch.float64)
     target_TV = probs.target_TV / probs.target_sum_T[:, None]
-    chances_BN[probs.exists_BN] = target_TV.gather(1, said_T[:, None]).squeeze(1)
-    walks = walk_all(proposal, said_T.tolist())
-    next_BV = torch.zeros(len(walks), pair.vocab, dtype=torch.float64)
-    last_B = torch.tensor([walk.tokens[-1] for walk in walks])
+    chances_BN[probs.exists_BN] = target_TV.gather(1, chosen_T[:, None]).squeeze(1)
     chances_B = chances_BN.prod(-1) * drafts.chances_X
+    next_BV = torch.zeros(len(tokens), pair.vocab, dtype=torch.float64)
+    last_B = torch.tensor([emitted[-1] for emitted in tokens])
     next_BV.scatter_(1, last_B[:, None], chances_B[:, None])
-    return Outcomes(proposal, torch.tensor([walk.nodes[-1] for walk in walks]), next_BV)
+    return Outcomes([emitted[:-1] for emitted in tokens], next_BV)
+
+
+class _ScriptedSampler:
+    """Chooses these tokens, one a node that exists."""
+
+    def __init__(self, tokens_T: Tensor) -> None:
+        self.tokens_T = tokens_T
+        self.was_asked = False
+
+    def __call__(
+        self, output: LogitsOutput, sampling: SamplingBatch, rows: RowMap = ONE_TO_ONE
+    ) -> Tensor:
+        if len(output.logits) != len(self.tokens_T):
+            raise NotEnumerable("it does not ask its sampler about all nodes at once")
+        self.was_asked = True
+        return self.tokens_T
+
+
+def _emitted(
+    verifier: TreeVerifier,
+    pair: TablePair,
+    proposal: DraftProposal,
+    chosen_T: Tensor,
+    seeds: list[int],
+) -> list[list[int]]:
+    """What the rule emits of requests with these seeds, where its sampler chooses these tokens."""
+    reqs = [request(seed) for seed in seeds]
+    scripted, sampler = copy(verifier), _ScriptedSampler(chosen_T)
+    scripted.sampler = sampler
+    output = pair.logits(reqs, proposal)
+    found = scripted.accept(output, decode_batch(reqs, pair.vocab), proposal)
+    if not sampler.was_asked:
+        raise NotEnumerable("it does not ask its sampler")
+    return found.tokens
 
 
 def joint_error(outcomes: Outcomes, pair: TablePair, shape: Shape) -> float:
@@ -125,10 +176,7 @@ def joint_error(outcomes: Outcomes, pair: TablePair, shape: Shape) -> float:
     length = max(shape.depths) + 1
     tails = [pair.joint(left) for left in range(length + 1)]
     found = torch.zeros(pair.vocab**length, dtype=torch.float64)
-    proposal = outcomes.proposal
-    columns = (proposal.tokens, proposal.parents, outcomes.ends_B, outcomes.next_BV)
-    for tokens, parents, end, next_V in zip(*(x.tolist() for x in columns), strict=True):
-        path = [tokens[node] for node in path_to(end, parents)[1:]]
+    for path, next_V in zip(outcomes.accepted, outcomes.next_BV.tolist(), strict=True):
         for token, chance in enumerate(next_V):
             if chance > 0:
                 text = (*ROOT, *path, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -11,13 +12,22 @@ from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.kernels.accept.accept_sampled_ref import Verdict
 from specengine.kernels.accept.types import SampledRound
+from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
 
 
+def decides_by_judge(verifier: TreeVerifier) -> TypeGuard[SampledVerifier]:
+    """Whether what `judge` decides is what the rule does: nothing that calls it is overridden."""
+    if not isinstance(verifier, SampledVerifier):
+        return False
+    callers = ("accept", "walks", "decide")
+    return all(getattr(type(verifier), one) is getattr(SampledVerifier, one) for one in callers)
+
+
 class Mutant(SampledVerifier):
-    """The rule of another verifier, with one thing wrong."""
+    """The rule of another verifier that decides by judge, with one thing wrong."""
 
     name = ""
     caught_by = ""

@@ -112,7 +112,7 @@ class _Run:
         self.done.outputs[choice] = output.token_ids
         self.done.reasons[output.finish_reason.kind] += 1
         spec, emitted = output.spec, len(output.token_ids)
-        rounds = 1 + spec.num_steps if emitted else 0  # the prefill is one
+        rounds = 1 + spec.num_rounds if emitted else 0  # the prefill is one
         by_place = sum(number * rounds for number, rounds in enumerate(spec.histogram))
         if emitted != rounds + spec.num_accepted or by_place != spec.num_accepted:
             self.done.miscounted.append(choice)

@@ -73,7 +73,7 @@ class HostRound:
         result.path_ranks = path_ranks(proposal, result)
         pools = self.worker.runner.pools
         if pools.states is not None and verify_batch.forward_mode.is_target_verify():
-            keep_states(verify_batch, result, pools.states)
+            advance_states(verify_batch, result, pools.states)
         if result.kv_keep is not None:
             compact_kv(batch, result.kv_keep, pools.req_to_token_pool, pools.token_to_kv_pool)
         for recorder in self.recorders:
@@ -93,7 +93,7 @@ def _dropped_on_failure(planned: PlannedVerify | None) -> Iterator[None]:
         raise
 
 
-def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool) -> None:
+def advance_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool) -> None:
     """Move recurrent state on to the end of the accepted path of each request. batch: the
     verification."""
     starts = [0, *accumulate(batch.extend_lens[:-1])]

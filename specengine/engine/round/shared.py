@@ -40,7 +40,9 @@ class AgreedRounds:
             plan = plan._replace(levels=depths_within(reqs, shape.num_steps))
         return key._replace(batch_size=shape.batch_size, num_steps=shape.num_steps), plan
 
-    def prepare(self, shape: RoundShape, features: Sequence[int], may_capture: bool) -> bool:
+    def ensure_captured(
+        self, shape: RoundShape, features: Sequence[int], may_capture: bool
+    ) -> bool:
         greedy = self.executor.sampling.greedy
         kinds = dict.fromkeys([greedy, *map(_features_of, features)])
         keys = [RoundKey(shape.batch_size, shape.num_steps, kind) for kind in kinds]

@@ -14,7 +14,7 @@ from specengine.engine.phases import Phases
 from specengine.engine.resolve import resolve_device
 from specengine.engine.spec_options import draft_slots, resolve_spec
 from specengine.lab.accept.settings import Setting as SpecSetting
-from specengine.lab.throughput.random_draft import random_eagle3
+from specengine.lab.throughput.random_draft import ALGORITHM, random_eagle3
 from specengine.lab.throughput.workload import Workload
 from specengine.runner.loader.load import model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -68,15 +68,15 @@ def prepare(plan: Plan, stack: ExitStack, phases: Phases | None = None) -> Engin
 
 def _random_spec(config: EngineConfig, vocab: int, stack: ExitStack, phases: Phases) -> SpecConfig:
     spec = config.spec
-    if spec.algorithm is not None and check_algorithm(spec.algorithm) != "EAGLE3":
-        raise ConfigError(f"--random-draft makes an EAGLE3 draft, not one of {spec.algorithm}")
+    if spec.algorithm is not None and check_algorithm(spec.algorithm) != ALGORITHM:
+        raise ConfigError(f"--random-draft makes an {ALGORITHM} draft, not one of {spec.algorithm}")
     if spec.draft_model_path is not None:
         raise ConfigError("--random-draft or --speculative-draft-model-path: give one of them")
     with phases.phase("find model"):
         source = resolve_model(config.model)
         model_class_of(source, find_model_class)
     folder = stack.enter_context(random_eagle3(source.hf_config, vocab))
-    return replace(spec, algorithm="EAGLE3", draft_model_path=str(folder))
+    return replace(spec, algorithm=ALGORITHM, draft_model_path=str(folder))
 
 
 def share_states(plan: Plan, config: EngineConfig, loaded: LoadedModel) -> EngineConfig:

@@ -14,6 +14,8 @@ import torch
 
 from specengine.core.errors import ConfigError
 
+ALGORITHM = "EAGLE3"  # that such a draft is of, as core.registry.DRAFTERS calls it
+
 # Of the target's configuration what is said of its layers one by one, of its weights, and of a part
 # of a head that is rotated: the draft rotates all of it.
 _OF_TARGET = ("layer_types", "quantization_config", "partial_rotary_factor")

@@ -163,7 +163,7 @@ def _point(
     engine: Engine, work: Workload, batch_size: int, timings: list[Timing], card: Card | None
 ) -> Point:
     best = min(timings, key=lambda one: one.seconds)
-    rounds = best.spec.num_steps
+    rounds = best.spec.num_rounds
     tau = best.spec.mean_acceptance_length
     drafted = best.spec.num_draft_tokens / rounds
     limit = None

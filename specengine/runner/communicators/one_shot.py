@@ -144,11 +144,6 @@ class OneShotCommunicator(TorchCommunicator):
             logger.warning("sums of two ranks go without %s: %s", name, error)
         return self.greatest([int(error is not None)]) == [0]
 
-    @property
-    def is_one_kernel(self) -> bool:
-        """Whether sums of few rows are; else all are NCCL's."""
-        return self.kernel is not None
-
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.kernel is None or not self._takes(x):
             return super().all_reduce(x)

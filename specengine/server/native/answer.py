@@ -149,7 +149,7 @@ def _check(output: RequestOutput) -> None:
 
 def _speculative(spec: SpecStats) -> Json:
     return {
-        "spec_verify_ct": spec.num_steps,
+        "spec_verify_ct": spec.num_rounds,
         "spec_accept_length": round(spec.mean_acceptance_length, 4),
         "spec_accept_rate": round(spec.draft_acceptance_rate, 4),
         "spec_accept_token_num": spec.num_accepted,
