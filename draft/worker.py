@@ -54,9 +54,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
         self.proposes_tree = spec.eagle_topk > 1
         self.emits_probs = spec.draft_sampling
         self.is_static = spec.static_tree
-        # Whether rounds may run on the device alone; set by build.py, before there are requests.
+        # Both are set by engine.forward_graphs_build.add_draft_loops before there are requests, in
+        # engines with graphs and where `has_draft_loops` is True. device_rounds: whether rounds may
+        # run on the device alone; False under --trace.
         self.device_rounds = False
-        # Set by forward_graphs_build.add_draft_loops.
         self.loops: DraftLoops | NoDraftLoops | None = None
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = context.node_limit

@@ -66,8 +66,8 @@ def commit_chain(
 
         for b in range(B):
             end = found.ends[b]
-            emitted[b] = (*drafts[b, :end], found.tokens[b], *drafts[b, end + 1:], found.tokens[b])
-            outcomes[turn, b] = (end, *emitted[b, :K + 1])
+            emitted[b] = (*drafts[b, :end], found.tokens[b], ...)  # K + 1 in all
+            outcomes[turn, b] = (end, *emitted[b])
             if rows[b] != 0:
                 lens[rows[b]] = min(lens[rows[b]] + end + 1, context - 1)
                 roots[rows[b]] = found.tokens[b]

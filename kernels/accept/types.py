@@ -18,11 +18,13 @@ class RoundState:
 
     lens: Tensor  # int64 [num_rows], tokens whose KV stands
     roots: Tensor  # int64 [num_rows], the last token
-    max_accepted: Tensor  # int64 [num_rows], drafts that a round may accept, even if all are right
+    # int64 [num_rows], drafts that a round may accept, even if all are right: the request's own
+    # limit of depth (core.sampling.SpecControl)
+    max_accepted: Tensor
     turn: Tensor  # int64 [1], which half of outcomes is this round's
-    # int64 [2, B, at least 2 * K + 3], on the device or pinned: accepted, the target's tokens at
-    # K + 1 nodes, of trees the K nodes below the root, and how many drafts there were where the
-    # host cannot know that (accept_path)
+    # int64 [2, B, at least 2 * K + 3], in memory of the host, pinned where it serves a CUDA device,
+    # which writes to it: accepted, the target's tokens at K + 1 nodes, of trees the K nodes below
+    # the root, and how many drafts there were where the host cannot know that (accept_path)
     outcomes: Tensor
 
     @classmethod

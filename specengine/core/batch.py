@@ -1,8 +1,11 @@
 """The three forms of a batch: ScheduleBatch -> ModelWorkerBatch -> ForwardBatch.
 
-Shape legend, used in tensor names and docstrings throughout:
-B requests, N draft nodes a request (root included), T = sum of new tokens over the batch, R rows
-that logits are computed for, V vocabulary, H hidden size, L layers, S KV slots.
+Shape legend, used in tensor names and docstrings throughout. A digit is a fixed size.
+B requests, N draft nodes a request (root included), K drafts of a chain or the k best of a row,
+D levels, C candidates for the nodes of a tree, P those whose children are drafted next, M some of
+the nodes, W tokens of each request in one forward or nodes of an accepted path, T = sum of new
+tokens over the batch, R rows that logits are computed for, V vocabulary, H hidden size, F size of
+a drafter's features, L layers, E experts, S KV slots. Other meanings are said beside the tensor.
 """
 
 from __future__ import annotations

@@ -87,7 +87,9 @@ class Drafter(ABC):
     def draft(self, batch: ScheduleBatch) -> DraftProposal: ...
 
     def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        """Take in a chunk of prompts."""
+        """Take in a chunk of prompts. With --enable-mixed-chunk the batch also has running
+        requests, which are not among `batch.prompt_reqs`: each runs its last token and gains one.
+        `observe` is not called for them."""
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Take in what a round decided."""
@@ -96,8 +98,8 @@ class Drafter(ABC):
         """Forget a request; it may come back."""
 
     def begin_async(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
-        """In place of `begin`; may not wait for the device. tokens_S: int64 on the device, the
-        first tokens of the requests that sample, in their order."""
+        """In place of `begin`; may not wait for the device. tokens_S: int64 [S] on the device, the
+        first tokens of the S requests that sample, in their order."""
         raise NotImplementedError
 
     def captures(self) -> Iterator[Callable[[], object]]:
@@ -190,7 +192,7 @@ class Drafter(ABC):
         drafter has not drafted them. May be called without draft_rows. tokens_BN: as there."""
 
     def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
-        """Before a paused drafter resumes: of the requests in these rows of the page table, int64
+        """Before a paused drafter resumes: of the requests in these R rows of the page table, int64
         [R], it has not observed all that lies before lens, int64 [R]. Until then it drafts nothing.
         A request that begins anew is seen whole, whatever its row held before."""
         raise NotImplementedError

@@ -17,7 +17,8 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class SpecControl:
-    """How far one request may be drafted for. No token depends on it, only time.
+    """How far one request may be drafted for. Under the rule `match` no token depends on it, only
+    time. Under rules that look at drafts, sampled text depends on it.
 
     enabled: False drafts nothing. num_steps: the most tokens below the root that a draft has in
     depth; None leaves it to the engine, whose own limit holds as well.

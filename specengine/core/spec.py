@@ -73,7 +73,9 @@ class VerifyResult:
 
 
 class Verifier(Protocol):
-    """Decides which drafted tokens stand, so that the output keeps the target's distribution.
+    """Decides which drafted tokens are accepted: what a round on the host calls. Rules that are not
+    lossy keep the target's distribution. To write one, subclass
+    target.verify.base.TreeVerifier: the engine reads its other fields too.
 
     device_rule: how rounds on the device decide as it does; None where they cannot.
     """

@@ -32,7 +32,8 @@ class Launched:
 
     @property
     def is_deeper(self) -> bool:
-        """Than was chosen: another engine that shares the experts has asked for it."""
+        """Whether it has more steps than were chosen, because another engine that shares the
+        experts has asked for them."""
         return self.in_flight.key.num_steps > self.choice.num_steps
 
     @property

@@ -1,4 +1,4 @@
-"""Rounds on the device: launched, and collected one round late."""
+"""Launches rounds on the device, where possible the next one before it waits for the last."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from specengine.scheduler.scheduler import Scheduler
 
 
 class RoundPipeline:
-    """Launches rounds, and collects each after its successor was launched.
+    """Launches rounds and collects them.
 
-    Between two calls at most one round is in flight. `collect` first launches the next round, then
-    waits for the one in flight: two are in flight during that wait alone.
+    Between two calls at most one round is in flight. `collect` launches the next round, if it can,
+    and then waits for the one in flight: two are in flight during that wait alone.
 
     Drafts from lookup depend on the text that the round in flight emits. So the next round is
     launched later, unless both are without drafts: by `collect` after its wait, where the drafter
@@ -100,9 +100,9 @@ class RoundPipeline:
         return self.background_capture.advance(is_wanted)
 
     def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
-        """Something else runs: the time until the next launch is no round's. prefill: the drafter
-        reads prompts in it, and observes what runs along; None: a round on the host, which it
-        observes."""
+        """Something else runs: the time until the next launch is no round's. prefill: its requests
+        are given to the drafter's `begin`, those that decode along in it too; None: a round on the
+        host, which the drafter observes."""
         self._collected = None
         self.depths.keep(None)  # it was chosen for the requests that ran
         self.executor.host_view.forget()
@@ -145,7 +145,8 @@ class RoundPipeline:
 
     def _seconds_of(self, done: Launched) -> float | None:
         """None where they tell nothing of what such a round costs."""
-        # Plain rounds overlap: the first of them tells nothing.
+        # With lookup, the first plain round after one with drafts does not follow: it is not
+        # overlapped as the next ones are, and its time is no plain round's.
         is_usual = done.followed or done.choice.num_steps > 0 or self._lookup is None
         if self.is_disturbed() or (self.overlaps and not is_usual):
             return None
@@ -170,8 +171,9 @@ class RoundPipeline:
 
     def _useful_levels(self, in_flight: InFlightRound) -> list[int]:
         """Levels of drafts that count: a graph drafts past the end of an output, and the host does
-        not. Of trees that are matched all nodes so deep count, where the host has no more than
-        tokens are left. Requests are committed up to this round; called while it is in flight."""
+        not. A matched tree counts every node down to that depth; a round on the host would cut it
+        to as many nodes as tokens are left. Requests are committed up to this round; called while
+        it is in flight."""
         if self._lookup is not None and not self._beside_model:
             return in_flight.plan.levels
         reqs = in_flight.reqs

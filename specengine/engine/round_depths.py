@@ -60,7 +60,8 @@ class RoundDepths:
             if self._num_paused % _PAUSED_EVERY:
                 return False
             self.chooser.skipped(len(done.in_flight.reqs), _PAUSED_EVERY - 1)
-        # Where all requests had ended, it was in flight until the next, and drafted past ends.
+        # A round whose requests had all ended stayed in flight until new work came: its time and
+        # its drafts mean nothing.
         return not all(req.is_finished for req in done.in_flight.reqs)
 
     def learn_host(self, done: Launched, following: Launched | None, since: float | None) -> None:

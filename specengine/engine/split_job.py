@@ -30,7 +30,8 @@ class SplitJob:
 
     @property
     def is_ready(self) -> bool:
-        """For the head. The last layers may still run, before the current stream goes on."""
+        """Whether its head may be launched on the current stream. The last layers may still run;
+        the stream then waits for them."""
         return self.hidden is not None and self.last is not None and self.last.is_readable
 
     @property

@@ -59,7 +59,7 @@ class GraphCache(Generic[Key, Buffers]):
     any other graph of the engine runs.
     """
 
-    unguarded = ("captured",)
+    unguarded = ("captured",)  # runner/graph_guard.py
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Call(Protocol):
 
     @property
     def seconds(self) -> float:
-        """That it ran for, once it is done."""
+        """How long it ran; defined once it is done."""
         ...
 
     def wait(self) -> None:

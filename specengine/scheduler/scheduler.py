@@ -25,7 +25,7 @@ from specengine.scheduler.queues import RequestQueues
 from specengine.scheduler.retraction import RoundMemory
 from specengine.scheduler.split_prompts import SplitPrompts
 
-_BEFORE_ROUNDS = {ForwardMode.EXTEND, ForwardMode.SPLIT_PREFILL}
+_BEFORE_ROUNDS = {ForwardMode.EXTEND, ForwardMode.SPLIT_PREFILL}  # not MIXED: it decodes too
 
 
 class Scheduler:

@@ -33,7 +33,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
             exec(block, vars(names))
     lines = "".join(block for block in blocks if block.startswith('"'))
     entries: dict[str, str] = eval("{" + lines + "}")
-    assert entries.keys() == {"ECHO", "LOOKUP_ECHO", "DEVICE_ECHO"}
+    assert entries.keys() == {"ECHO", "LOOKUP_ECHO", "DEVICE_ECHO", "SMALL_MODEL"}
     monkeypatch.setitem(sys.modules, names.__name__, names)
     for name, place in entries.items():
         monkeypatch.setitem(DRAFTERS, name, place)
@@ -70,6 +70,25 @@ def test_documented_device_drafter_drafts_in_device_rounds_what_it_does_on_the_h
     if name == "DEVICE_ECHO":
         drafter: Any = llm.engine.drafter
         assert torch.count_nonzero(drafter.texts)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_documented_model_drafter_with_the_target_as_its_model_is_right_in_all_rounds(
+    where: str, small_models: dict[str, Path]
+) -> None:
+    """A row that it lacks, or ran on another token, would spoil drafts."""
+    folder = small_models["llama"]
+    options: dict[str, Any] = {"num_steps": 4, "draft_model_path": str(folder)}
+    spec = SpecConfig(algorithm="SMALL_MODEL", adaptive=False, **options)
+    plain = LLM(str(folder), **FLAGS).generate(PROMPTS, PARAMS)
+    host = LLM(str(folder), spec=spec, disable_cuda_graph=True, **FLAGS)
+    llm, rounds = make_on_device(where, folder, spec, **FLAGS)
+    for _ in range(2):  # the second time on prefix hits
+        for one in (host, llm):
+            found = one.generate(PROMPTS, PARAMS)
+            assert [gen.token_ids for gen in found] == [gen.token_ids for gen in plain]
+            assert [gen.spec.histogram for gen in found] == [[0, 0, 0, 1, 7]] * len(PROMPTS)
+    assert set(rounds.counters) == {"captures", "replays"}, "no round ran on the host"
 
 
 def test_page_names_every_field_of_a_drafter() -> None:

@@ -30,7 +30,9 @@ def make_adaptive(
     costs: Costs | None,
     link: Link | None,
 ) -> AdaptiveRound | None:
-    """None where depth is fixed. costs: None to learn them from the rounds. link: to ranks."""
+    """Chooses for rounds on the host; those on the device have a chooser of their own
+    (pipeline_build), which learns apart. None where depth is fixed. costs: None to learn them from
+    the rounds. link: to ranks."""
     why = why_fixed(config, verifier)
     if why is not None:
         if config.spec.algorithm is not None:

@@ -7,5 +7,7 @@ drafts (source.py the base class; device_draft.py, lookup.py, hybrid.py), the la
 executor.py captures such rounds in CUDA graphs and launches them. key.py says what one graph is
 captured for. Start with host.py, then round.py.
 
-build.py composes the round of an engine; engine/pipeline.py alone launches rounds.
+build.py composes the round of an engine; engine/pipeline.py launches the rounds of requests.
+Rounds without requests are launched beside engines that share experts (shared.py), and replayed
+to be timed at start (timing.py).
 """

@@ -41,7 +41,7 @@ class RoundExecutor:
     when it is first needed. Rounds of no steps are plain decoding.
     """
 
-    unguarded = ("guard", "captured")
+    unguarded = ("guard", "captured")  # runner/graph_guard.py
 
     def __init__(
         self,
@@ -194,6 +194,7 @@ class RoundExecutor:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
         count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.levels)
+        # steps[0] > 0: there are no plain rounds, so this one drafts whatever the plan.
         may_draft = drafts or self.agreement is not None
         if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
@@ -223,7 +224,8 @@ class RoundExecutor:
         return at_least(self.batch_sizes, batch_size)
 
     def _key(self, reqs: list[Req], plan: RoundPlan) -> RoundKey:
-        """It has the whole tree where there is no graph of smaller ones, nor memory for it."""
+        """Its num_nodes is None, the whole tree, where the smaller tree of the plan has no key, or
+        its graph is neither captured nor affordable."""
         key = RoundKey(
             batch_size=self._size(len(reqs)),
             num_steps=at_least(self.steps, max(plan.levels)),

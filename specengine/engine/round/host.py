@@ -38,7 +38,8 @@ class HostRound:
         self.worker = worker
         self.drafter = drafter
         self.verifier = verifier
-        self.plan_ahead: PlanAhead | None = None  # set by build.py, where the host plans attention
+        # Set by engine.build.build_engine, under --enable-plan-stream.
+        self.plan_ahead: PlanAhead | None = None
         self.recorders: list[RoundRecorder] = []
         self.drafting = 0.0  # seconds that drafting took in the last round
         self.from_lookup: list[bool] | None = None  # of the last round, as in DraftProposal

@@ -55,9 +55,9 @@ class Round:
     by its row of the page table. A round reads the rows of a batch and writes their new state. What
     it decided goes to the host in `commit.state.outcomes`.
 
-    A round combines four choices, none of which knows the others: `source` says where drafts come
-    from, `layout` how they are laid out, `rule` which of them are accepted, and `sampling` what
-    requests ask for. Without a rule, and in batches that do not need it, drafts are matched: those
+    A round combines three choices: `source` says where drafts come from, `rule` which of them are
+    accepted, and `sampling` what requests ask for. `layout`, how drafts are laid out, follows from
+    the source. Without a rule, and in batches that do not need it, drafts are matched: those
     are accepted that equal the token that plain decoding chooses there. A round without drafts is a
     chain of the root alone.
     """
@@ -243,8 +243,8 @@ class Round:
         return DraftOptions(edits=edits, limits=limits, draws=draws, weights=weights)
 
     def _limits(self, rows: RowBatch) -> TreeLimits:
-        """As DraftWorker.nodes has them on the host, and SpecControl, which cuts what was drafted.
-        A request that has ended may still be in a round, and drafts nothing."""
+        """The limits of nodes (DraftWorker.nodes) and of depth (SpecControl, cut_to_depth) that
+        the host applies. A request that has ended may still be in a round, and drafts nothing."""
         room = self._room(rows)
         left_B = (room.ends_B - rows.lens_B - 1).clamp(min=1)
         return TreeLimits(self.source.tree_topk, left_B, room.limits_B)
@@ -298,7 +298,7 @@ class BoundRound:
 
     @torch.inference_mode()
     def accept(self) -> None:
-        interruption_point()
+        interruption_point()  # `verify` has them in its forward; one more before the accept kernels
         with evenly(self.round.runner.sharers):
             self.round.accept(self.drafts, self.output, self.key)
 
