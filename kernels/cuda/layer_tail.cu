@@ -19,6 +19,7 @@
 // A row's result depends on the depth alone: not on the grid, or on what stands beside it.
 
 #include "few_row.cuh"
+#include "ring.cuh"
 
 #define NT 1                    // tiles of 8 rows
 #define WORKERS 8               // warps that multiply
@@ -54,21 +55,10 @@ struct Matrix {
   }
 };
 
-// Where the ring stands. Full: the copies of a stage have landed; empty: all workers have read it.
-struct Ring {
-  u32 stages, barriers;
-  int stage, turn;
-
-  __device__ __forceinline__ u32 at() const { return stages + stage * STAGE_BYTES; }
-  __device__ __forceinline__ u32 full() const { return barriers + stage * 8; }
-  __device__ __forceinline__ u32 empty() const { return barriers + (STAGES + stage) * 8; }
-  __device__ __forceinline__ void step() {
-    if (++stage == STAGES) stage = 0, turn ^= 1;
-  }
-};
+using Weights = Ring<STAGES, STAGE_BYTES>;
 
 // Asks for this warp's rows of all weights of a product. One lane runs it.
-__device__ __forceinline__ void fetch(const Matrix& matrix, Ring& ring) {
+__device__ __forceinline__ void fetch(const Matrix& matrix, Weights& ring) {
   const int tiles = matrix.tiles(), mine = ((threadIdx.x >> 5) - WORKERS) * (16 / PRODUCERS);
   for (int first = 0; first < tiles; first += GROUP)
     for (int k = 0; k < matrix.depth; k += CHUNK) {
@@ -183,7 +173,7 @@ __device__ __forceinline__ void finish(const Around& around, const Matrix& matri
 }
 
 template <bool NORM, bool GATED>
-__device__ __forceinline__ void work(const Matrix& matrix, const Around& around, Ring& ring,
+__device__ __forceinline__ void work(const Matrix& matrix, const Around& around, Weights& ring,
                                      float* sums, float* squares) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2, part = lane & 3;
   const u32 mine = row * ROW_BYTES + warp * SLICE * 2 + part * 16;
@@ -267,8 +257,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * PRODUCERS, 1) layer_
   extern __shared__ __align__(128) unsigned char shared[];
   float* sums = (float*)(shared + STAGES * STAGE_BYTES);
   float* squares = sums + AT_ONCE * WORKERS * SUMS;
-  Ring ring = {(u32)__cvta_generic_to_shared(shared),
-               (u32)__cvta_generic_to_shared(squares + WORKERS * ROWS), 0, 0};
+  Weights ring = {(u32)__cvta_generic_to_shared(shared),
+                  (u32)__cvta_generic_to_shared(squares + WORKERS * ROWS), 0, 0};
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       prepare_barrier(ring.barriers + i * 8, PRODUCERS);

@@ -1,6 +1,7 @@
 // Of layer_tail_wgmma.cu: what of a product is a block's, and the rings through which weights and rows come.
 
 #include "few_row.cuh"
+#include "ring.cuh"
 #include "shared_sums.cuh"
 #include "warpgroup_half.cuh"
 
@@ -55,21 +56,6 @@ struct Matrix {
 // Tiles of a group that begins with a unit.
 __device__ __forceinline__ int tiles_from(int first, int end) { return (min(GROUP, end - first) + 1) / 2; }
 
-// Where a ring stands: of COUNT stages of BYTES, with a barrier for each that says it is full, and one that says
-// it is empty.
-template <int COUNT, int BYTES>
-struct Ring {
-  u32 stages, barriers;
-  int stage, turn;
-
-  __device__ __forceinline__ u32 at() const { return stages + stage * BYTES; }
-  __device__ __forceinline__ u32 full() const { return barriers + stage * 8; }
-  __device__ __forceinline__ u32 empty() const { return barriers + (COUNT + stage) * 8; }
-  __device__ __forceinline__ void step(int by) {
-    stage += by;
-    while (stage >= COUNT) stage -= COUNT, turn ^= 1;
-  }
-};
 using Weights = Ring<STAGES, STAGE_BYTES>;
 using Xs = Ring<X_STAGES, X_BYTES>;
 

@@ -248,6 +248,6 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) layer_tail_wg
     work(matrix, around, at, product + 1 == PRODUCTS);
     if (product + 1 < PRODUCTS) arrive_with_results(counters + product);
   }
-  meet_among(2, MULTIPLIERS + 64);  // nobody here looks at the counters any more
+  meet_among(2, MULTIPLIERS + 64);  // no warp of this block looks at the counters any more
   leave(counters);
 }

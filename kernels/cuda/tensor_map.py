@@ -19,7 +19,7 @@ _ROW = 128  # bytes of a box's first dimension in shared memory, swizzled
 class TensorMap:
     """address, sizes and strides (elements, behind the first dimension, whose values lie together)
     of up to five dimensions, the innermost first; box: what one copy takes of each. Elements of 16
-    bits. An argument of program.Kernel; whoever launches keeps the memory alive."""
+    bits. An argument of program.Kernel. The caller of its launch keeps the memory alive."""
 
     address: int
     dtype: torch.dtype
