@@ -28,18 +28,23 @@ _MOST = 500  # runs of one kind
 
 
 class Waiting:
-    """Seconds that the host has waited for rounds on the device."""
+    """Seconds that the host has waited for rounds on the device, and how often: once a round of the
+    whole batch."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.clear()
         inner = torch.cuda.Event.synchronize
 
         def synchronize(event: torch.cuda.Event) -> None:
             start = perf_counter()
             inner(event)
             self.seconds += perf_counter() - start
+            self.times += 1
 
         torch.cuda.Event.synchronize = synchronize  # type: ignore[method-assign]
+
+    def clear(self) -> None:
+        self.seconds, self.times = 0.0, 0
 
 
 def answer_lines(bench: Any, report: Any, engines: dict[str, Any], vocab_size: int) -> None:
@@ -53,7 +58,8 @@ def answer_lines(bench: Any, report: Any, engines: dict[str, Any], vocab_size: i
         if (name, size, temperature) not in prompts:
             prompts[name, size, temperature] = iter(work.batches(size, vocab_size))
         batch = next(prompts[name, size, temperature])
-        waiting.seconds, cpu = 0.0, process_time()
+        waiting.clear()
+        cpu = process_time()
         run = partial(run_batches, engines[name], batch, work.params, size, _ignore)
         timing, kernels = profiled(run) if asked.get("profile") else (run(), {})
         cpu = process_time() - cpu
@@ -62,6 +68,7 @@ def answer_lines(bench: Any, report: Any, engines: dict[str, Any], vocab_size: i
                 "tokens": timing.tokens,
                 "seconds": timing.seconds,
                 "rounds": num_rounds(timing.spec) / size,
+                "waits": waiting.times,
                 "host": timing.seconds - waiting.seconds,
                 "cpu": cpu,
                 "kernels": kernels,
