@@ -1,9 +1,10 @@
-"""Attention of few requests between W4A16 products of an 8B: Triton's kernel and that of CUDA C++.
+"""Attention of few requests between layers of an 8B: Triton's kernel and that of CUDA C++.
 
     python benchmarks/kernels/few_requests_attention.py --out DIR
 
-Microseconds that attention adds to a chain of dependent products inside one graph, first and second
-projection by turns, every layer with weights and KV of its own. Results of both are compared first.
+Microseconds that attention adds to a chain inside one graph, of layers without it in bfloat16 and
+of W4A16 products, first and second projection by turns; every layer has weights and KV of its own.
+Results of both are compared first.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 from layer_tail import HIDDEN, LAYERS
+from layer_tail import Layer as Tail
 from quantised import draw, four_bits
 from wide_rows import CONTEXT, DIM, HEADS, KV_HEADS, SLOTS, round_batch
 
@@ -35,28 +37,54 @@ from specengine.kernels.attention.types import PagedBatch
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import IntWeight
+from specengine.kernels.linear.types import MOST_TAIL_ROWS
 from specengine.kernels.precompile import precompile
 
 TIMES, REPLAYS = 2, 25
+FIRST_SLOT = 16  # of wide_rows.py's batches
 KERNELS: tuple[Backend, ...] = ("triton", "cuda")
-TITLE = "Attention of few requests between W4A16 products of an 8B"
-NOTES = """What attention adds to a chain of two products a layer. "near": the greatest difference
-between the outputs of the two kernels, by the greatest output."""
+TITLE = "Attention of few requests between layers of an 8B"
+NOTES = """What attention adds to a chain of layers without it (bfloat16), or of two W4A16 products
+a layer (int4). "near": the greatest difference between the outputs of the two kernels, by the
+greatest output."""
+Cache = tuple[Tensor, Tensor]
+
+
+class Layer(Protocol):
+    def behind(self, heads: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """First projection of the next layer, and the residual stream."""
+        ...
 
 
 @dataclass(frozen=True)
-class Layer:
-    qkv: IntWeight
+class Int4Layer:
     out: IntWeight
-    k_cache: Tensor
-    v_cache: Tensor
+    qkv: IntWeight
 
     @classmethod
-    def draw(cls) -> Layer:
-        qkv = draw((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, HIDDEN**-0.5)
+    def draw(cls) -> Int4Layer:
         out = draw(HIDDEN, HEADS * DIM, HIDDEN**-0.5)
-        k, v = (draw(SLOTS * KV_HEADS, DIM).view(SLOTS, KV_HEADS, DIM) for _ in range(2))
-        return cls(four_bits(qkv, True), four_bits(out, True), k, v)
+        qkv = draw((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, HIDDEN**-0.5)
+        return cls(four_bits(out, True), four_bits(qkv, True))
+
+    def behind(self, heads: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        return int_linear(int_linear(heads, self.out), self.qkv), stream
+
+
+@dataclass(frozen=True)
+class WholeLayer:
+    tail: Tail
+
+    @classmethod
+    def draw(cls) -> WholeLayer:
+        return cls(Tail.draw())
+
+    def behind(self, heads: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        form = self.tail.fused if len(heads) <= MOST_TAIL_ROWS else self.tail.parts
+        return form(heads, stream)
+
+
+KINDS: dict[str, Callable[[], Layer]] = {"bfloat16": WholeLayer.draw, "int4": Int4Layer.draw}
 
 
 @dataclass(frozen=True)
@@ -74,23 +102,23 @@ class Rows:
         return cls(batch, slots, torch.cat([turns.cos(), turns.sin()], 1))
 
 
-def attention(qkv: Tensor, layer: Layer, rows: Rows, backend: Backend) -> Tensor:
+def attention(qkv: Tensor, cache: Cache, rows: Rows, backend: Backend) -> Tensor:
     sizes = [HEADS, KV_HEADS, KV_HEADS]
     q, k, v = qkv.view(len(qkv), -1, DIM).split(sizes, 1)
-    caches = layer.k_cache, layer.v_cache
-    given = q, k, v, rows.angles, *caches, rows.loc, rows.batch
+    given = q, k, v, rows.angles, *cache, rows.loc, rows.batch
     return rope_attention(*given, DIM**-0.5, backend=backend)
 
 
-def chain(layers: list[Layer], rows: Rows, kernel: Backend | None, times: int = TIMES) -> None:
+def chain(
+    layers: list[Layer], caches: list[Cache], rows: Rows, kernel: Backend | None, times: int = TIMES
+) -> None:
     """kernel: of attention; None: without it."""
-    x = torch.ones(len(rows.loc), HIDDEN, device="cuda", dtype=torch.bfloat16)
-    heads = torch.ones_like(x)
-    for layer in layers * times:
-        qkv = int_linear(x, layer.qkv)
+    stream = torch.ones(len(rows.loc), HIDDEN, device="cuda", dtype=torch.bfloat16)
+    heads = torch.ones_like(stream)
+    for layer, cache in list(zip(layers, caches, strict=True)) * times:
+        qkv, stream = layer.behind(heads, stream)
         if kernel is not None:
-            heads = attention(qkv, layer, rows, kernel).view(x.shape)
-        x = int_linear(heads, layer.out)
+            heads = attention(qkv, cache, rows, kernel).view(stream.shape)
 
 
 def captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -116,15 +144,15 @@ def in_turns(graphs: dict[Backend | None, torch.cuda.CUDAGraph]) -> dict[Backend
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def difference(layer: Layer, rows: Rows) -> float:
+def difference(cache: Cache, rows: Rows) -> float:
     """Of Triton's output and ours, by the greatest one; of what they write, none is allowed but for
     a rounding."""
     qkv = draw(len(rows.loc), (HEADS + 2 * KV_HEADS) * DIM)
     found = []
     for backend in KERNELS:
-        own = replace(layer, k_cache=layer.k_cache.clone(), v_cache=layer.v_cache.clone())
-        out = attention(qkv, own, rows, backend)
-        found.append((out.float(), own.k_cache.float(), own.v_cache.float()))
+        k, v = (one.clone() for one in cache)
+        out = attention(qkv, (k, v), rows, backend)
+        found.append((out.float(), k.float(), v.float()))
     (a, a_k, a_v), (b, b_k, b_v) = found
     torch.testing.assert_close(a_k, b_k, rtol=0.01, atol=0.01)
     assert torch.equal(a_v, b_v)
@@ -132,37 +160,52 @@ def difference(layer: Layer, rows: Rows) -> float:
     return float((a - b).abs().max() / a.abs().max())
 
 
+def drawn_cache() -> Cache:
+    k, v = (draw(SLOTS * KV_HEADS, DIM).view(SLOTS, KV_HEADS, DIM) for _ in range(2))
+    return k, v
+
+
+def measured(
+    kind: str, caches: list[Cache], cases: list[tuple[int, int, int]]
+) -> Iterator[dict[str, Any]]:
+    layers = [KINDS[kind]() for _ in caches]
+    with precompile():
+        for case in cases:
+            for kernel in KERNELS:
+                chain(layers[:1], caches[:1], Rows.of(*case), kernel, 1)
+    for requests, queries, keys in cases:
+        rows = Rows.of(requests, queries, keys)
+        near = difference(caches[0], rows)
+        runs = {one: partial(chain, layers, caches, rows, one) for one in (None, *KERNELS)}
+        us = in_turns({one: captured(run) for one, run in runs.items()})
+        told = "  ".join(f"{one} {us[one] - us[None]:5.2f}" for one in KERNELS)
+        what = f"{kind}, {requests} x {queries} queries, {keys:>4} keys"
+        print(f"{what}: {told}  layer {us[None]:.2f}  near {near:.4f}", flush=True)
+        if near > 0.02:
+            raise SystemExit(f"{what}: the kernels differ by {near:.3f}")
+        row = {"weights": kind, "requests": requests, "queries": queries, "keys": keys}
+        yield row | {f"{one} us": us[one] - us[None] for one in KERNELS} | {"near": near}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the table")
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--queries", type=int, nargs="+", default=[1, 2])
-    keys = [60, 160, 290, 700, 1150, 4000, 8000]
-    parser.add_argument("--keys", type=int, nargs="+", default=keys)
+    parser.add_argument("--weights", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--queries", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--keys", type=int, nargs="+", default=[160, 1150, 4000, 8000])
     args = parser.parse_args()
     if args.out is not None:
         os.environ[report.ELSEWHERE] = str(args.out.resolve())
     torch.manual_seed(0)
-    layers = [Layer.draw() for _ in range(LAYERS)]
-    cases = list(product(args.requests, args.queries, args.keys))
-    with precompile():
-        for requests, queries, keys in cases:
-            rows = Rows.of(requests, queries, keys)
-            for kernel in KERNELS:
-                chain(layers[:1], rows, kernel, 1)
-    found: list[dict[str, Any]] = []
-    for requests, queries, keys in cases:
-        rows = Rows.of(requests, queries, keys)
-        near = difference(layers[0], rows)
-        graphs = {one: captured(partial(chain, layers, rows, one)) for one in (None, *KERNELS)}
-        us = in_turns(graphs)
-        found.append({"requests": requests, "queries": queries, "keys": keys, "near": near})
-        found[-1] |= {f"{one} us": us[one] - us[None] for one in KERNELS}
-        told = "  ".join(f"{one} {us[one] - us[None]:5.2f}" for one in KERNELS)
-        what = f"{requests} x {queries} queries, {keys:>4} keys"
-        print(f"{what}: {told}  products {us[None]:.2f}  near {near:.4f}", flush=True)
-        if near > 0.02:
-            raise SystemExit(f"{what}: the kernels differ by {near:.3f}")
+    caches = [drawn_cache() for _ in range(LAYERS)]
+    # Requests that shared slots would write over each other's keys.
+    cases = [
+        case
+        for case in product(args.requests, args.queries, args.keys)
+        if case[0] * (case[1] + case[2]) <= SLOTS - FIRST_SLOT
+    ]
+    found = [row for kind in args.weights for row in measured(kind, caches, cases)]
     print(report.write("kernels", "few-requests-attention", TITLE, found, NOTES))
 
 

@@ -2,7 +2,7 @@
 verification.
 
 What norm_heads, rope_store_kv and paged_attention do, in one kernel that a small model waits for
-once. Triton's takes every case; that of CUDA C++ takes few requests and the common case, on Hopper.
+once. Triton's takes every case; that of CUDA C++ takes the common case of some requests, on Hopper.
 """
 
 from __future__ import annotations

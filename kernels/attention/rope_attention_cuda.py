@@ -1,7 +1,7 @@
-"""Norms of heads, rotation, KV write and paged attention for few requests, in CUDA C++: blocks of a
-cluster share the keys of a KV head, and what they add up meets in their shared memory.
+"""Norms of heads, rotation, KV write and paged attention for some requests, in CUDA C++: blocks of
+a cluster share the keys of a KV head, and what they add up meets in their shared memory.
 
-Refused, for rope_attention_triton.py to compute: heads of another size than 128, more than 8 rows
+Refused, for rope_attention_triton.py to compute: heads of another size than 128, more than 16 rows
 (queries x query heads of a KV head), a tree, a window, a softcap, sinks, first keys, a cache of
 another dtype than the new rows, float32, and gains of another dtype. So is each field of the batch
 that this file does not know of.
@@ -23,19 +23,12 @@ from specengine.kernels.dispatch import has_dependent_launch, multiprocessors
 
 _SOURCE = Path(__file__).parents[1] / "cuda" / "rope_attention.cu"
 HEAD_DIM = 128
-MOST_ROWS = 8  # queries x query heads of a KV head
-_CLUSTER = 16  # blocks that share the keys of a request's KV head; more than 8 are Hopper's
-_WARPS = 4
+MOST_ROWS = 16  # queries x query heads of a KV head
+_TILE = 8  # rows
+_WARPS = 12
+_MOST_BLOCKS = 16  # of a cluster; more than 8 are Hopper's
 _UNIT = 16  # keys
 _STRIDE = 2 * HEAD_DIM + 16  # bytes of a head in shared memory
-_WEIGHT_STRIDE = 48
-# As the source lays it out: heads; weights, peaks and sums of units; what the blocks send.
-_SHARED_BYTES = (
-    16
-    + (MOST_ROWS + 2 * _UNIT) * _STRIDE
-    + (_WARPS + 1) * MOST_ROWS * (_WEIGHT_STRIDE + 8)
-    + MOST_ROWS * (4 * HEAD_DIM + 8 * _CLUSTER)
-)
 _WIDE = 16  # bytes that the kernel loads at once from the cache
 # What the kernel reads of a batch. Beside max_keys, which shapes nothing, and counters, which it
 # does not need, other fields are refused unless they have their default.
@@ -44,7 +37,6 @@ _READ = frozenset(
 )
 _IGNORED = frozenset(["max_keys", "counters"])
 _LOG2_E = math.log2(math.e)
-_MOST_KEYS = 4096  # up to which it is taken
 
 
 def takes(
@@ -94,17 +86,34 @@ def _lies_in(x: Tensor, size: int) -> bool:
 
 def is_faster(q: Tensor, kv_heads: int, batch: PagedBatch) -> bool:
     """Whether to take the kernel for what `takes` takes: where each block has a multiprocessor, as
-    for one request of an 8B, and a request has one query and few keys.
-
-    It is faster than Triton's programs up to 4,000 keys, and slower at 8,000; with two queries it
-    is slower from a thousand on. Clusters of fewer blocks, for more requests, are slower from a few
-    hundred keys on. A captured round does not know how many there will be: its max_keys is
-    what the engine's context allows (benchmarks/results/kernels.md: few-requests-attention)."""
+    for up to 16 requests of an 8B, or 8 with two tiles of rows. For more, Triton's programs are the
+    faster (benchmarks/results/kernels.md: few-requests-attention)."""
     if not (has_dependent_launch(q) and program.available()):
         return False
-    blocks = _CLUSTER * len(batch.seq_lens) * kv_heads
-    has_room = blocks <= multiprocessors(q.device)
-    return has_room and batch.max_queries == 1 and batch.max_keys <= _MOST_KEYS
+    tiles = _tiles(batch.max_queries * (q.shape[1] // kv_heads))
+    return tiles * len(batch.seq_lens) * kv_heads <= multiprocessors(q.device)
+
+
+def _tiles(rows: int) -> int:
+    return -(-rows // _TILE)
+
+
+def _cluster(groups: int, device: torch.device) -> int:
+    """Blocks that share the keys of each of so many KV heads of requests: as many as may run at
+    once. Pairs can fill a GPU; of larger clusters a quarter of it may be left over, since a cluster
+    does not leave its group of multiprocessors (GPC)."""
+    cluster, room = 1, multiprocessors(device)
+    while cluster < _MOST_BLOCKS:
+        if 2 * cluster * groups > (room if cluster == 1 else 0.75 * room):
+            break
+        cluster *= 2
+    return cluster
+
+
+def _shared_bytes(rows: int, queries: int, cluster: int) -> int:
+    """As the source lays it out: heads; units of keys and values; what the blocks send."""
+    heads, units = rows + 2 * queries, _WARPS * 2 * _UNIT
+    return 16 + (heads + units) * _STRIDE + rows * (4 * HEAD_DIM + 8 * cluster)
 
 
 def rope_attention(
@@ -122,15 +131,19 @@ def rope_attention(
     """Of what `takes` takes."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kv_heads = k_cache.shape[1]
+    group, queries, requests = q.shape[1] // kv_heads, batch.max_queries, len(batch.seq_lens)
+    tiles, cluster = _tiles(group * queries), _cluster(requests * kv_heads, q.device)
     defines = (
         ("TYPE", 0 if q.dtype == torch.bfloat16 else 1),
-        ("GROUP", q.shape[1] // kv_heads),
-        ("QUERIES", batch.max_queries),
-        ("CLUSTER", _CLUSTER),
+        ("GROUP", group),
+        ("QUERIES", queries),
+        ("TILES", tiles),
+        ("CLUSTER", cluster),
+        ("WARPS", _WARPS),
         ("NORM", int(norms is not None)),
     )
-    device = q.device.index or 0
-    kernel = compiled(_SOURCE, "rope_attention", defines, _SHARED_BYTES, device)
+    shared = _shared_bytes(_TILE * tiles, queries, cluster)
+    kernel = compiled(_SOURCE, "rope_attention", defines, shared, q.device.index or 0)
     rotated = q, k, v, out, batch.positions, cos_sin_cache, k_cache, v_cache, loc
     places = batch.req_to_token, batch.req_pool_indices, batch.seq_lens, batch.qo_indptr
     gains = (None, None) if norms is None else (norms.q_weight, norms.k_weight)
@@ -138,9 +151,9 @@ def rope_attention(
     tables = batch.req_to_token.stride(0), cos_sin_cache.stride(0)
     numbers = q.shape[1], scale * _LOG2_E, 0.0 if norms is None else norms.eps
     kernel.launch(
-        (_CLUSTER * kv_heads, len(batch.seq_lens), 1),
+        (cluster * kv_heads, requests, 1),
         32 * _WARPS,
-        _SHARED_BYTES,
+        shared,
         (*rotated, *places, *gains, *strides, *tables, *numbers),
     )
     return out

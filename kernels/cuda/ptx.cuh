@@ -252,6 +252,21 @@ __device__ __forceinline__ uint4 load_matrices(u32 at) {
   return v;
 }
 
+// The same, of matrix i words of the column l / 4: its values in rows 2 (l % 4) and the next.
+__device__ __forceinline__ uint4 load_turned_matrices(u32 at) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+
+// Of a matrix of eight rows, of which each lane gives word l % 4 of row l / 4, words of its columns likewise.
+__device__ __forceinline__ u32 turned(u32 v) {
+  u32 columns;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(v));
+  return columns;
+}
+
 __device__ __forceinline__ u32 load_shared_word(u32 at) {
   u32 v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");

@@ -1,22 +1,20 @@
-// Rotation, KV write and paged attention of a few new tokens a request, for few requests: what
-// rope_attention_triton.py computes, where too few programs would share too many keys.
+// Rotation, KV write and paged attention of a few new tokens a request, for some requests: what
+// rope_attention_triton.py computes.
 //
 // Compile-time: TYPE (0 bfloat16, 1 float16), GROUP (query heads of a KV head), QUERIES (of a request, at
-// most: GROUP x QUERIES rows are 8 at most), CLUSTER (blocks that share a request's keys: at least 4),
-// NORM (0 or 1: heads of q and k are normalised first).
+// most), TILES (of 8 rows: GROUP x QUERIES are as many at most), CLUSTER (blocks that share a request's keys),
+// WARPS, NORM (0 or 1: heads of q and k are normalised first).
 //
 // A cluster takes one KV head of one request; its rows go query by query, head by head. Old keys are dealt
-// out by units of 16, one block after another, then one warp after another. Of a unit a warp computes the
-// scores; of all units of the block it adds up SPAN dimensions of the values. So a sweep of WARPS units
-// takes one barrier, and each value is read once. Keys and values go straight into registers. What needs
-// nothing of the kernel ahead, the old keys of the first sweep too, is on its way before that has ended.
+// out by units of 16, one block after another, then one warp after another. Each warp copies its units into
+// shared memory of its own and multiplies them alone, so that no barrier stands between units: the next keys
+// are on their way while it adds values, and the next values while it scores keys. What needs nothing of the
+// kernel ahead, the first old keys too, is asked for before that has ended.
 //
-// New keys are a unit of the last block, which also writes them to the cache. In the end each block adds up
-// OWN dimensions of the blocks' sums, which these send into its shared memory and tell its barrier of: a
-// barrier of the cluster would first wait until all that a thread has sent is there.
-//
-// Both operands of Q K^T take values of a 16-byte piece in an order of their own, the same for both, which
-// the sum does not see; so do values and what is stored of their sums.
+// New keys are a unit of the last block, which also writes them to the cache. In the end the warps of a block
+// add up what they have, and each block adds up OWN dimensions of the blocks' sums. Blocks send these into its
+// shared memory and tell its barrier of them: a barrier of the cluster would first wait until all that a thread
+// has sent is there.
 //
 // The kernel behind may start at once: it reads nothing of this one's before its own wait, and this one
 // waits before it ends.
@@ -24,130 +22,182 @@
 // A row's result depends on its keys, its place among its request's queries and CLUSTER: not on what stands
 // beside it.
 
-#include "rope_keys.cuh"
+#include "rope_units.cuh"
 
-static_assert(QUERIES * GROUP <= ROWS, "rows of one tile");
-static_assert(ROWS * OWN / 2 <= THREADS, "pairs that store_own has a thread for");
+static_assert(QUERIES * GROUP <= ROWS, "rows of the tiles");
 
-// Of rows 2 part and 2 part + 1, over what the block has seen of its keys.
-struct Sums {
-  float peak[2], total[2], of[2][4];
+// The queries' rows, as products take them: of each tile, dimensions 32 i to 32 i + 31.
+struct Queries {
+  uint4 of[TILES][HEAD / 32];
 
-  __device__ __forceinline__ void begin() {
+  __device__ __forceinline__ void load(u32 at) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      peak[r] = NOTHING;
-      total[r] = of[0][r] = of[0][2 + r] = of[1][r] = of[1][2 + r] = 0.f;
-    }
-  }
-
-  __device__ __forceinline__ void raise(float (&high)[2], int unit) const {
-    const float2 peaks = *(const float2*)(peaks_of(unit) + (lane_of() & 3) * 2);
-    high[0] = fmaxf(high[0], peaks.x);
-    high[1] = fmaxf(high[1], peaks.y);
-  }
-
-  __device__ __forceinline__ void add(int unit, const uint2 (&v)[4]) {
-    const int group = lane_of() >> 2, part = lane_of() & 3;
-    const float2 peaks = *(const float2*)(peaks_of(unit) + part * 2);
-    const float2 sum = *(const float2*)(peaks_of(unit) + ROWS + part * 2);
-    const float scale[2] = {power_of_2(peaks.x - peak[0]), power_of_2(peaks.y - peak[1])};
-    const u32* weights = (const u32*)(weights_of(unit) + group * WEIGHT_STRIDE) + part;
-    total[0] += sum.x * scale[0];
-    total[1] += sum.y * scale[1];
-    float c[2][4] = {};
-    multiply(c[0], low_halves(v[0].x, v[1].x), high_halves(v[0].x, v[1].x), low_halves(v[2].x, v[3].x),
-             high_halves(v[2].x, v[3].x), weights[0], weights[4]);
-    multiply(c[1], low_halves(v[0].y, v[1].y), high_halves(v[0].y, v[1].y), low_halves(v[2].y, v[3].y),
-             high_halves(v[2].y, v[3].y), weights[0], weights[4]);
+    for (int t = 0; t < TILES; t++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      of[0][i] += c[0][i] * scale[i % 2];
-      of[1][i] += c[1][i] * scale[i % 2];
-    }
-  }
-
-  // Values of a sweep's units, where it has any, and of the new keys.
-  __device__ __forceinline__ void add_all(const OldKeys& old, bool with_old, bool with_new) {
-    float high[2] = {peak[0], peak[1]};
-    if (with_old)
-#pragma unroll
-      for (int u = 0; u < WARPS; u++) raise(high, u);
-    if (with_new) raise(high, WARPS);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float decay = power_of_2(peak[r] - high[r]);
-      peak[r] = high[r];
-      total[r] *= decay;
-      of[0][r] *= decay, of[0][2 + r] *= decay;
-      of[1][r] *= decay, of[1][2 + r] *= decay;
-    }
-    if (with_old)
-#pragma unroll
-      for (int u = 0; u < WARPS; u++) add(u, old.v[u]);
-    if (with_new) {
-      uint2 v[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int key = (lane_of() & 3) * 2 + i % 2 + i / 2 * 8;
-        v[i] = *((const uint2*)(shared + NEW_VALUES_AT + key * STRIDE) + threadIdx.x / 4);
-      }
-      add(WARPS, v);
-    }
-  }
-
-  // To the blocks that add up: each dimension to its own, a row's peak and total to all of them.
-  __device__ __forceinline__ void send(const Task& task, u32 barrier) const {
-    const int group = lane_of() >> 2, part = lane_of() & 3;
-    const int peer = group * WARPS + warp_of();  // that this lane tells
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int row = part * 2 + r;
-      if (row >= task.num_rows) continue;
-      const int place = task.block * ROWS + row;
-#pragma unroll
-      for (int w = 0; w < 2; w++) {
-        const int dim = warp_of() * SPAN + (group * 2 + w) * 2;
-        float* at = (float*)(shared + GIVEN_AT) + place * OWN + dim % OWN;
-        send_two_to_block((u64*)at, dim / OWN, joined(of[w][r], of[w][2 + r]), barrier);
-      }
-      u64* told = (u64*)(shared + TOLD_AT) + place;
-      if (peer < CLUSTER) send_two_to_block(told, peer, joined(peak[r], total[r]), barrier);
-    }
+      for (int i = 0; i < HEAD / 32; i++) of[t][i] = load_matrices(at + t * 8 * STRIDE + i * 64);
   }
 };
 
-// This block's dimensions of all rows, once all have sent theirs.
-__device__ __forceinline__ void store_own(const Given& given, const Task& task, int num_heads, u32 barrier) {
-  if (threadIdx.x >= task.num_rows * (OWN / 2)) return;
-  wait_at(barrier, 0);
-  const int row = threadIdx.x / (OWN / 2), dim = threadIdx.x % (OWN / 2) * 2;
-  float2 told[CLUSTER], of[CLUSTER];
-  float high = NOTHING, total = 0.f, low_sum = 0.f, high_sum = 0.f;
+// Of each row: the greatest score, and of all weights by it this lane's share, and of the values.
+struct Sums {
+  float peak[TILES][2], total[TILES][2];  // of rows 8 tile + 2 part and the next
+  float of[TILES][HEAD / 16][4];          // of those, dimensions 16 i + group and 8 behind
+
+  __device__ __forceinline__ void begin() {
 #pragma unroll
-  for (int b = 0; b < CLUSTER; b++) {
-    told[b] = make_float2(NOTHING, 0.f), of[b] = make_float2(0.f, 0.f);
-    if (!task.has_keys(b)) continue;
-    told[b] = *(const float2*)(shared + TOLD_AT + (b * ROWS + row) * 8);
-    of[b] = *(const float2*)(shared + GIVEN_AT + ((b * ROWS + row) * OWN + dim) * 4);
-    high = fmaxf(high, told[b].x);
-  }
+    for (int t = 0; t < TILES; t++) {
 #pragma unroll
-  for (int b = 0; b < CLUSTER; b++) {
-    const float scale = power_of_2(told[b].x - high);
-    total += told[b].y * scale;
-    low_sum += of[b].x * scale;
-    high_sum += of[b].y * scale;
+      for (int r = 0; r < 2; r++) peak[t][r] = NOTHING, total[t][r] = 0.f;
+#pragma unroll
+      for (int i = 0; i < HEAD / 16; i++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) of[t][i][c] = 0.f;
+    }
   }
-  const int head = task.kv_head * GROUP + row % GROUP;
-  const u64 row_at = (u64)(task.first_token + row / GROUP) * num_heads + head;
-  u16* to = given.out + row_at * HEAD + task.block * OWN + dim;
-  *(u32*)to = pack(divided(low_sum, total), divided(high_sum, total));
+
+  // Weights of a unit's keys, by the greatest score of a row so far. keys: where this lane's row of matrices
+  // stands. num_keys: that are there. NEW: a row sees those up to its query's own.
+  template <bool NEW>
+  __device__ __forceinline__ void score(const Queries& queries, u32 keys, int num_keys, float scale_log2, u32 (&weights)[TILES][2]) {
+    const int group = lane_of() >> 2, part = lane_of() & 3;
+    float scores[TILES][4] = {}, others[TILES][4] = {};  // two, so that one need not wait for the other
+#pragma unroll
+    for (int k = 0; k < HEAD / 16; k += 2) {
+      const uint4 low = load_matrices(keys + k * 32), high = load_matrices(keys + k * 32 + 32);
+#pragma unroll
+      for (int t = 0; t < TILES; t++) {
+        const uint4 q = queries.of[t][k / 2];
+        multiply(scores[t], low.x, low.y, low.z, low.w, q.x, q.y);
+        multiply(others[t], high.x, high.y, high.z, high.w, q.z, q.w);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+#pragma unroll
+      for (int c = 0; c < 4; c++) {
+        const int key = group + c / 2 * 8, row = t * 8 + part * 2 + c % 2;
+        const bool is_seen = key < num_keys && (!NEW || key <= row / GROUP);
+        scores[t][c] = is_seen ? (scores[t][c] + others[t][c]) * scale_log2 : NOTHING;
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float high = fmaxf(scores[t][r], scores[t][2 + r]);
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2)
+          high = fmaxf(high, __shfl_xor_sync(ALL, high, distance));
+        high = fmaxf(high, peak[t][r]);
+        const float decay = power_of_2(peak[t][r] - high);
+        peak[t][r] = high;
+        scores[t][r] = power_of_2(scores[t][r] - high);
+        scores[t][2 + r] = power_of_2(scores[t][2 + r] - high);
+        total[t][r] = total[t][r] * decay + scores[t][r] + scores[t][2 + r];
+#pragma unroll
+        for (int i = 0; i < HEAD / 16; i++) of[t][i][r] *= decay, of[t][i][2 + r] *= decay;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) weights[t][i] = turned(pack(scores[t][2 * i], scores[t][2 * i + 1]));
+    }
+  }
+
+  __device__ __forceinline__ void add(u32 values, const u32 (&weights)[TILES][2]) {
+#pragma unroll
+    for (int i = 0; i < HEAD / 16; i++) {
+      const uint4 v = load_turned_matrices(values + i * 32);
+#pragma unroll
+      for (int t = 0; t < TILES; t++) multiply(of[t][i], v.x, v.y, v.z, v.w, weights[t][0], weights[t][1]);
+    }
+  }
+
+  // Where this warp's units stood, which it has read: [ROWS][HEAD], then peaks and totals of rows.
+  __device__ __forceinline__ void leave(float* at) {
+    const int group = lane_of() >> 2, part = lane_of() & 3;
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int row = t * 8 + part * 2 + r;
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2)
+          total[t][r] += __shfl_xor_sync(ALL, total[t][r], distance);
+#pragma unroll
+        for (int i = 0; i < HEAD / 16; i++) {
+          at[row * LEFT_STRIDE + i * 16 + group] = of[t][i][r];
+          at[row * LEFT_STRIDE + i * 16 + group + 8] = of[t][i][2 + r];
+        }
+        if (group == 0) ((float2*)(at + ROWS * LEFT_STRIDE))[row] = make_float2(peak[t][r], total[t][r]);
+      }
+  }
+};
+
+// A row's sums, of parts that have been taken by their greatest scores.
+struct Row {
+  float peak, total;
+  float2 of;  // two dimensions
+
+  __device__ __forceinline__ void store(const Given& given, const Task& task, int row, int dim, int num_heads) const {
+    const int head = task.kv_head * GROUP + row % GROUP;
+    const u64 row_at = (u64)(task.first_token + row / GROUP) * num_heads + head;
+    *(u32*)(given.out + row_at * HEAD + dim) = pack(divided(of.x, total), divided(of.y, total));
+  }
+};
+
+template <int COUNT>
+__device__ __forceinline__ Row joined(const float2 (&told)[COUNT], const float2 (&of)[COUNT]) {
+  Row found = {NOTHING, 0.f, make_float2(0.f, 0.f)};
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) found.peak = fmaxf(found.peak, told[i].x);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    const float scale = power_of_2(told[i].x - found.peak);
+    found.total += told[i].y * scale;
+    found.of.x += of[i].x * scale;
+    found.of.y += of[i].y * scale;
+  }
+  return found;
 }
 
-// A multiprocessor has room for a block beside one of a product in 4 bits (384 threads of 96 registers), so
-// that it starts before that has ended: hence four warps, and registers for two blocks.
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 2) rope_attention(
+// What the warps have left: to the block that adds up these dimensions, a row's peak and total to all of them.
+__device__ __forceinline__ void send(const Given& given, const Task& task, int num_heads, u32 barrier) {
+  for (int i = threadIdx.x; i < task.num_rows * (HEAD / 2); i += THREADS) {
+    const int row = i / (HEAD / 2), dim = i % (HEAD / 2) * 2;
+    float2 told[WARPS], of[WARPS];
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      const float* left = (const float*)(shared + UNITS_AT + w * UNIT_BYTES);
+      told[w] = ((const float2*)(left + ROWS * LEFT_STRIDE))[row];
+      of[w] = *(const float2*)(left + row * LEFT_STRIDE + dim);
+    }
+    const Row found = joined(told, of);
+    if (CLUSTER == 1) {
+      found.store(given, task, row, dim, num_heads);
+      continue;
+    }
+    const int place = task.block * ROWS + row;
+    float* at = (float*)(shared + GIVEN_AT) + place * OWN + dim % OWN;
+    send_two_to_block((u64*)at, dim / OWN, joined(found.of.x, found.of.y), barrier);
+    if (dim % OWN == 0)
+      send_two_to_block((u64*)(shared + TOLD_AT) + place, dim / OWN, joined(found.peak, found.total), barrier);
+  }
+}
+
+// This block's dimensions of all rows, once all have sent theirs.
+__device__ __forceinline__ void store_own(const Given& given, const Task& task, int num_heads, u32 barrier) {
+  for (int i = threadIdx.x; i < task.num_rows * (OWN / 2); i += THREADS) {
+    wait_at(barrier, 0);
+    const int row = i / (OWN / 2), dim = i % (OWN / 2) * 2;
+    float2 told[CLUSTER], of[CLUSTER];
+#pragma unroll
+    for (int b = 0; b < CLUSTER; b++) {
+      told[b] = make_float2(NOTHING, 0.f), of[b] = make_float2(0.f, 0.f);
+      if (!task.has_keys(b)) continue;
+      told[b] = *(const float2*)(shared + TOLD_AT + (b * ROWS + row) * 8);
+      of[b] = *(const float2*)(shared + GIVEN_AT + ((b * ROWS + row) * OWN + dim) * 4);
+    }
+    joined(told, of).store(given, task, row, task.block * OWN + dim, num_heads);
+  }
+}
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) rope_attention(
     const u16* q, const u16* k, const u16* v, u16* out, const long long* positions, const float* cos_sin,
     u16* k_cache, u16* v_cache, const long long* loc, const int* table, const long long* rows,
     const long long* seq_lens, const long long* indptr, const u16* q_gain, const u16* k_gain, int stride_qt,
@@ -172,37 +222,27 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 2) rope_attentio
     return;
   }
 
-  const u32 barrier = (u32)__cvta_generic_to_shared(shared);
-  if (threadIdx.x == 0) {
-    prepare_barrier(barrier, 1);
-    show_barriers();
-    const int from = min(task.units(), CLUSTER - 1) + 1;
-    expect_bytes(barrier, from * task.num_rows * (4 * OWN + 8));
-  }
-  __syncwarp();
-  arrive_in_cluster();
-  if (task.has_new)
-    for (int i = task.num_queries * STRIDE / 16 + threadIdx.x; i < UNIT * STRIDE / 16; i += THREADS)
-      ((uint4*)(shared + NEW_VALUES_AT))[i] = make_uint4(0, 0, 0, 0);
-
-  const int my_units = task.my_units(), sweeps = (my_units + WARPS - 1) / WARPS;
+  const u32 base = (u32)__cvta_generic_to_shared(shared);
   const u16* my_keys = k_cache + (u64)task.kv_head * stride_ch;
   const u16* my_values = v_cache + (u64)task.kv_head * stride_ch;
+  Units old = {my_keys, my_values, stride_cs};
+  old.begin(task, base);
+  if (CLUSTER > 1) {
+    if (threadIdx.x == 0) {
+      prepare_barrier(base, 1);
+      show_barriers();
+      const int from = min(task.units(), CLUSTER - 1) + 1;
+      expect_bytes(base, from * task.num_rows * (4 * OWN + 8));
+    }
+    __syncwarp();
+    arrive_in_cluster();
+  }
   const bool has_keys = task.has_keys(task.block);
-  OldKeys old;
   NewHeads heads;
-  old.find(task, 0);
   if (has_keys) heads.find(given, task);
   if (NORM) heads.load_gains(given);
-  if (my_units > 0) old.load_keys(my_keys, stride_cs);
   if (has_keys) heads.load_angles(given);
-  if (my_units > 0) old.load_values(my_values, stride_cs);
-#pragma unroll 1
-  for (int sweep = min(sweeps, AHEAD + 1) - 1; sweep > 0; sweep--) {
-    old.find(task, sweep);  // the first one last: it is next
-    old.prefetch(old.mine, my_keys, my_values, stride_cs);
-  }
-  wait_for_cluster();  // all blocks have prepared their barriers
+  if (CLUSTER > 1) wait_for_cluster();  // all blocks have prepared their barriers
   wait_for_last_kernel();
 
   if (has_keys) {
@@ -210,29 +250,34 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 2) rope_attentio
     __syncthreads();
     Sums sums;
     sums.begin();
-    int sweep = 0, far = old.slot(task, (AHEAD + 1) * WARPS + warp_of());  // of a key that comes much later
+    // Which row of which matrix this lane names, of queries, keys and values.
+    const int eighth = lane_of() % 8, half = lane_of() / 8 % 2, quarter = lane_of() / 16;
+    Queries queries;
+    queries.load(base + QUERIES_AT + eighth * STRIDE + lane_of() / 8 * 16);
+    u32 weights[TILES][2];
+    if (task.has_new && warp_of() == WARPS - 1) {
+      const int key = min(eighth + half * 8, task.num_queries - 1);
+      const int value = min(eighth + quarter * 8, task.num_queries - 1);
+      sums.score<true>(queries, base + NEW_KEYS_AT + key * STRIDE + quarter * 16, task.num_queries, scale_log2,
+                       weights);
+      sums.add(base + NEW_VALUES_AT + value * STRIDE + half * 16, weights);
+    }
 #pragma unroll 1
-    do {
-      const bool with_old = sweep < sweeps, has_more = sweep + 1 < sweeps;
-      const bool with_new = task.has_new && sweep == 0;
-      const int left = task.prefix - task.unit(sweep * WARPS + warp_of()) * UNIT;
-      if (with_old) score<false>(old.k, warp_of(), left, scale_log2);
-      if (with_new && warp_of() == WARPS - 1) {
-        old.load_new_keys();
-        score<true>(old.k, WARPS, task.num_queries, scale_log2);
-      }
-      if (has_more) old.load_keys(my_keys, stride_cs);
-      __syncthreads();
-      sums.add_all(old, with_old, with_new);
-      if (has_more) {
-        old.load_values(my_values, stride_cs);
-        old.find(task, sweep + 2);
-        if (sweep + AHEAD + 1 < sweeps) old.prefetch(far, my_keys, my_values, stride_cs);
-        far = old.slot(task, (sweep + AHEAD + 2) * WARPS + warp_of());
-        __syncthreads();  // weights have been read
-      }
-    } while (++sweep < sweeps);
-    sums.send(task, barrier);
+    for (int i = 0; i < old.count; i++) {
+      old.wait();
+      sums.score<false>(queries, old.keys() + (eighth + half * 8) * STRIDE + quarter * 16,
+                        task.prefix - Units::before(task, i), scale_log2, weights);
+      __syncwarp();  // all have read the keys
+      old.ask_keys(i + 1);
+      old.wait();
+      sums.add(old.values() + (eighth + quarter * 8) * STRIDE + half * 16, weights);
+      __syncwarp();  // and the values
+      old.ask_values(i + 1);
+      old.find(task, i + 2);
+    }
+    sums.leave((float*)(shared + UNITS_AT + warp_of() * UNIT_BYTES));
+    __syncthreads();
+    send(given, task, num_heads, base);
   }
-  store_own(given, task, num_heads, barrier);
+  if (CLUSTER > 1) store_own(given, task, num_heads, base);
 }

@@ -3,28 +3,16 @@
 #include "few_row.cuh"
 #include "shared_sums.cuh"
 
-#define WARPS 4
 #define THREADS (32 * WARPS)
 #define HEAD 128
-#define ROWS 8
 #define UNIT 16               // keys; new ones are fewer
-#define AHEAD 4               // sweeps that are brought into the second cache while the kernel ahead may run
-#define SPAN (HEAD / WARPS)   // dimensions of the values that a warp adds up
 #define OWN (HEAD / CLUSTER)  // dimensions that a block adds up in the end
 #define HEADS ((QUERIES * GROUP + 2 * QUERIES + WARPS - 1) / WARPS)  // new ones, of a warp
 #define ALL 0xffffffffu
 #define NOTHING __uint_as_float(0xff800000)  // minus infinity
 
-// Shared memory. Strides are such that lanes of a warp meet different banks.
+// Strides are such that lanes of a warp meet different banks.
 #define STRIDE (2 * HEAD + 16)  // bytes of a head
-#define WEIGHT_STRIDE 48        // bytes of a row's weights of a unit
-#define QUERIES_AT 16           // behind the barrier
-#define NEW_KEYS_AT (QUERIES_AT + ROWS * STRIDE)
-#define NEW_VALUES_AT (NEW_KEYS_AT + UNIT * STRIDE)
-#define WEIGHTS_AT (NEW_VALUES_AT + UNIT * STRIDE)                  // of each warp's unit, then of new keys
-#define PEAKS_AT (WEIGHTS_AT + (WARPS + 1) * ROWS * WEIGHT_STRIDE)  // float [WARPS + 1][2][ROWS]: and sums
-#define GIVEN_AT (PEAKS_AT + (WARPS + 1) * 2 * ROWS * 4)            // float [CLUSTER][ROWS][OWN]
-#define TOLD_AT (GIVEN_AT + CLUSTER * ROWS * OWN * 4)               // u64 [CLUSTER][ROWS]: peak and sum
 
 extern __shared__ __align__(128) unsigned char shared[];
 
@@ -56,10 +44,6 @@ struct Task {
 
 __device__ __forceinline__ int lane_of() { return threadIdx.x & 31; }
 __device__ __forceinline__ int warp_of() { return threadIdx.x >> 5; }
-__device__ __forceinline__ float* peaks_of(int unit) { return (float*)(shared + PEAKS_AT) + unit * 2 * ROWS; }
-__device__ __forceinline__ unsigned char* weights_of(int unit) {
-  return shared + WEIGHTS_AT + unit * ROWS * WEIGHT_STRIDE;
-}
 __device__ __forceinline__ u64 joined(float low, float high) {
   return __float_as_uint(low) | (u64)__float_as_uint(high) << 32;
 }

@@ -1,4 +1,4 @@
-"""Fused attention for few requests (CUDA C++) on a GPU, against PyTorch."""
+"""Fused attention for some requests (CUDA C++) on a GPU, against PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "lens",
-    [[(0, 1)], [(160, 1)], [(290, 2)], [(1150, 2)], [(60, 2), (700, 1), (0, 1)], [(5200, 2)]],
+    [
+        *([(0, 1)], [(160, 1)], [(290, 2)], [(1150, 2)], [(60, 2), (700, 1), (0, 1)], [(5200, 2)]),
+        *([(160, 3)], [(5200, 4)], [(1150, 4), (60, 1)] * 4, [(1150, 1), (0, 2)] * 8),
+    ],
     ids=str,
 )
 def test_rounds_are_as_in_pytorch(lens: list[tuple[int, int]], dtype: torch.dtype) -> None:
@@ -39,6 +42,8 @@ def test_rounds_are_as_in_pytorch(lens: list[tuple[int, int]], dtype: torch.dtyp
 def test_groups_of_heads_are_as_in_pytorch() -> None:
     few.check(few.draw([(290, 8), (3, 0)], (8, 8), device="cuda", normed=True))
     few.check(few.draw([(700, 1), (20, 1)], (64, 8), device="cuda"))
+    few.check(few.draw([(700, 2), (20, 1)], (64, 8), device="cuda"))
+    few.check(few.draw([(700, 16), (20, 1)], (8, 8), device="cuda"))
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 2), (16, 1), (64, 1), (290, 2), (1150, 2)])
@@ -50,7 +55,7 @@ def test_each_key_counts_once(old: int, new: int) -> None:
 
 def test_bits_are_the_same_each_time() -> None:
     """Blocks and warps meet in another order each time."""
-    for lens in ([(290, 2), (60, 2)], [(3000, 2)]):
+    for lens in ([(290, 2), (60, 2)], [(3000, 2)], [(1150, 4)] * 8, [(290, 1)] * 16):
         given = few.draw(lens, (32, 8), device="cuda")
         first = given.run("cuda")
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""Fused attention for few requests (CUDA C++) on a CPU, against PyTorch."""
+"""Fused attention for some requests (CUDA C++) on a CPU, against PyTorch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.kernels.rope_attention_cases import SCALE, Round, check, draw, each_k
 @pytest.fixture(autouse=True)
 def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rope_attention_cuda, "compiled", emulated)
+    monkeypatch.setattr(rope_attention_cuda, "multiprocessors", lambda device: 132)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *([(0, 1)], [(1, 1)], [(15, 2)], [(16, 1)], [(17, 2)], [(37, 2)]),
         *([(290, 2), (16, 1)], [(160, 2), (0, 1), (5, 2)], [(1100, 1), (700, 2)]),
+        *([(37, 4)], [(0, 3), (290, 4)], [(1100, 4), (20, 1)]),
     ],
     ids=str,
 )
@@ -37,19 +39,31 @@ def test_few_rows_are_as_in_pytorch(lens: list[tuple[int, int]]) -> None:
 
 
 def test_keys_beyond_those_fetched_ahead_are_as_in_pytorch() -> None:
-    """Six sweeps of 1,024 keys."""
+    """Each of 128 warps has three units, the last ones of some turns of the ring."""
     check(draw([(5200, 2)], (4, 1)))
 
 
+@pytest.mark.parametrize(("groups", "blocks"), [(8, 8), (24, 4), (25, 2), (66, 2), (67, 1)])
+def test_keys_are_shared_by_blocks_that_run_at_once(
+    groups: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rope_attention_cuda._cluster(groups, torch.device("cpu")) == blocks
+    monkeypatch.setattr(rope_attention_cuda, "_cluster", lambda *_: blocks)
+    for new in (2, 4):
+        check(draw([(290, new), (3, 1)]))
+
+
 @pytest.mark.parametrize(
-    ("heads", "queries"), [((3, 3), 4), ((1, 1), 8), ((3, 1), 2), ((8, 1), 1)], ids=str
+    ("heads", "queries"),
+    [((3, 3), 4), ((1, 1), 8), ((3, 1), 2), ((8, 1), 1), ((1, 1), 16), ((3, 1), 5), ((8, 1), 2)],
+    ids=str,
 )
 def test_groups_of_heads_are_as_in_pytorch(heads: tuple[int, int], queries: int) -> None:
     check(draw([(37, queries), (20, 1)], heads))
 
 
 def test_norms_of_heads_are_as_in_pytorch() -> None:
-    check(draw([(37, 1), (3, 2)], normed=True))
+    check(draw([(37, 1), (3, 4)], normed=True))
     check(draw([(70, 8)], (2, 2), normed=True))
 
 
@@ -103,45 +117,24 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(rope_attention_cuda, "rope_attention", counted)
     monkeypatch.setattr(rope_attention_cuda, "has_dependent_launch", lambda q: True)
-    monkeypatch.setattr(rope_attention_cuda, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(program, "available", lambda: True)
     return launched
 
 
-def bounded(lens: list[tuple[int, int]], heads: tuple[int, int], max_keys: int = 4096) -> Round:
-    given = draw(lens, heads)
-    return replace(given, batch=replace(given.batch, max_keys=max_keys))
-
-
 @pytest.mark.parametrize(
-    ("requests", "heads"),
+    ("requests", "queries", "heads", "takes_it"),
     [
-        *((1, (32, 8)), (1, (64, 8)), (2, (16, 4)), (4, (8, 2))),
+        *((1, 1, (32, 8), True), (1, 4, (32, 8), True), (2, 2, (64, 8), True)),
+        *((16, 1, (32, 8), True), (17, 1, (32, 8), False)),
+        *((8, 4, (32, 8), True), (9, 4, (32, 8), False)),
+        *((1, 5, (32, 8), False), (1, 17, (8, 8), False)),
     ],
 )
-def test_few_requests_with_a_query_each_take_it(
-    requests: int, heads: tuple[int, int], launches: list[int]
+def test_rounds_with_a_multiprocessor_for_each_block_take_it(
+    requests: int, queries: int, heads: tuple[int, int], takes_it: bool, launches: list[int]
 ) -> None:
-    check(bounded([(9, 1)] * requests, heads), "auto")
-    assert launches == [requests]
-
-
-@pytest.mark.parametrize(
-    ("requests", "queries", "heads", "max_keys"),
-    [
-        pytest.param(1, 3, (32, 8), 4096, id="twelve rows"),
-        pytest.param(1, 2, (32, 8), 4096, id="two queries"),
-        pytest.param(1, 9, (8, 8), 4096, id="nine rows"),
-        pytest.param(2, 1, (32, 8), 4096, id="two requests of an 8B"),
-        pytest.param(3, 1, (12, 3), 4096, id="144 blocks"),
-        pytest.param(1, 1, (32, 8), 4097, id="a long context"),
-    ],
-)
-def test_what_would_be_slower_does_not_take_it(
-    requests: int, queries: int, heads: tuple[int, int], max_keys: int, launches: list[int]
-) -> None:
-    check(bounded([(9, queries)] * requests, heads, max_keys), "auto")
-    assert launches == []
+    check(draw([(9, queries)] * requests, heads), "auto")
+    assert launches == [requests * queries] * takes_it
 
 
 @pytest.mark.parametrize("lacking", ["has_dependent_launch", "available"])
@@ -150,7 +143,7 @@ def test_machine_without_the_means_does_not_take_it(
 ) -> None:
     owner = program if lacking == "available" else rope_attention_cuda
     monkeypatch.setattr(owner, lacking, lambda *_: False)
-    check(bounded([(9, 1)], (32, 8)), "auto")
+    check(draw([(9, 1)], (32, 8)), "auto")
     assert launches == []
 
 
@@ -275,7 +268,7 @@ def test_round_without_rows_is_refused() -> None:
         run(draw([(3, 0)], max_queries=1))
 
 
-@pytest.mark.parametrize(("queries", "heads"), [(9, (1, 1)), (3, (3, 1)), (1, (9, 1))], ids=str)
-def test_more_than_eight_rows_are_refused(queries: int, heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("queries", "heads"), [(17, (1, 1)), (6, (3, 1)), (1, (17, 1))], ids=str)
+def test_more_than_sixteen_rows_are_refused(queries: int, heads: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="refuses"):
         run(draw([(3, queries)], heads))

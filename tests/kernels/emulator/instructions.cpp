@@ -39,6 +39,30 @@ uint4 load_matrices(u32 at) {
   return {words[0], words[1], words[2], words[3]};
 }
 
+uint4 load_turned_matrices(u32 at) {
+  static Board<u32> board;
+  if (at % 16) abort();
+  const u32* of = board.show(at);
+  u32 words[4];
+  for (int i = 0; i < 4; i++)
+    for (int half = 0; half < 2; half++)
+      memcpy((u16*)(words + i) + half, shared_memory + of[i * 8 + lane() % 4 * 2 + half] + lane() / 4 * 2, 2);
+  __syncwarp();
+  return {words[0], words[1], words[2], words[3]};
+}
+
+u32 turned(u32 v) {
+  static Board<u32> board;
+  const u32* of = board.show(v);
+  u32 found = 0;
+  for (int half = 0; half < 2; half++) {
+    const u32 pair = of[(lane() % 4 * 2 + half) * 4 + lane() / 8];
+    found |= (lane() / 4 % 2 ? pair >> 16 : pair & 0xffff) << 16 * half;
+  }
+  __syncwarp();
+  return found;
+}
+
 void prepare_barrier(u32 barrier, int count) {
   here().barriers[barrier] = SharedBarrier();
   here().barriers[barrier].count = count;

@@ -17,6 +17,8 @@ struct TensorMap {
 void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier);
 void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1);
 uint4 load_matrices(u32 at);
+uint4 load_turned_matrices(u32 at);
+u32 turned(u32 v);
 void prepare_barrier(u32 barrier, int count);
 void arrive_at(u32 barrier);
 void expect_bytes(u32 barrier, int bytes);
