@@ -86,16 +86,11 @@ def _lies_in(x: Tensor, size: int) -> bool:
 
 def is_faster(q: Tensor, kv_heads: int, batch: PagedBatch) -> bool:
     """Whether to take the kernel for what `takes` takes: where each block has a multiprocessor, as
-    for up to 16 requests of an 8B, or 8 with two tiles of rows. For more, Triton's programs are the
-    faster (benchmarks/results/kernels.md: few-requests-attention)."""
+    for up to 16 requests of an 8B. For more, Triton's programs are the faster
+    (benchmarks/results/kernels.md: few-requests-attention)."""
     if not (has_dependent_launch(q) and program.available()):
         return False
-    tiles = _tiles(batch.max_queries * (q.shape[1] // kv_heads))
-    return tiles * len(batch.seq_lens) * kv_heads <= multiprocessors(q.device)
-
-
-def _tiles(rows: int) -> int:
-    return -(-rows // _TILE)
+    return len(batch.seq_lens) * kv_heads <= multiprocessors(q.device)
 
 
 def _cluster(groups: int, device: torch.device) -> int:
@@ -132,7 +127,7 @@ def rope_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kv_heads = k_cache.shape[1]
     group, queries, requests = q.shape[1] // kv_heads, batch.max_queries, len(batch.seq_lens)
-    tiles, cluster = _tiles(group * queries), _cluster(requests * kv_heads, q.device)
+    tiles, cluster = -(-group * queries // _TILE), _cluster(requests * kv_heads, q.device)
     defines = (
         ("TYPE", 0 if q.dtype == torch.bfloat16 else 1),
         ("GROUP", group),

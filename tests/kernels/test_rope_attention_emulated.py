@@ -126,7 +126,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         *((1, 1, (32, 8), True), (1, 4, (32, 8), True), (2, 2, (64, 8), True)),
         *((16, 1, (32, 8), True), (17, 1, (32, 8), False)),
-        *((8, 4, (32, 8), True), (9, 4, (32, 8), False)),
+        *((16, 4, (32, 8), True), (17, 4, (32, 8), False)),
         *((1, 5, (32, 8), False), (1, 17, (8, 8), False)),
     ],
 )
