@@ -105,6 +105,22 @@ def test_a_row_keeps_its_bits_whatever_stands_beside_it() -> None:
         assert torch.equal(replace(alone, batch=bound).run("cuda").out, whole.out[rows])
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_bits_are_the_same_whatever_is_late(
+    blocks: int, emulated: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warps, lanes and copies, by drawn times. A warp has up to three units."""
+    monkeypatch.setattr(rope_attention_cuda, "_cluster", lambda *_: blocks)
+    given = draw([(500, 4), (33, 2)], (8, 2))
+    expected = given.run("cuda")
+    for seed in range(1, 7):
+        late = lambda *asked, seed=seed: replace(emulated(*asked), seed=seed)  # noqa: E731
+        monkeypatch.setattr(rope_attention_cuda, "compiled", late)
+        found = given.run("cuda")
+        assert torch.equal(found.out, expected.out)
+        assert torch.equal(found.k_cache.view(torch.int16), expected.k_cache.view(torch.int16))
+
+
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Queries of each launch; the CPU stands for an H200."""
