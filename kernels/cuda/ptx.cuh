@@ -356,11 +356,6 @@ __device__ __forceinline__ void copy_tile_once(u32 to, const TensorMap* map, int
                "[%0], [%1, {%2,%3,%4,%5}], [%6], %7;"
                :: "r"(to), "l"(map), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier), "l"(LET_GO_FIRST) : "memory");
 }
-__device__ __forceinline__ void copy_bulk_once(u32 to, const u16* from, int bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;"
-               :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(LET_GO_FIRST) : "memory");
-}
 
 // What threads have written to memory, for copies that follow.
 __device__ __forceinline__ void show_memory_to_copies() {

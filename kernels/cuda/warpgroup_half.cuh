@@ -105,11 +105,6 @@ __device__ __forceinline__ void before_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Until those have ended.
-__device__ __forceinline__ void wait_for_all_products() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-
 // Until all have ended but those in front of the last `groups` calls of end_of_products.
 #define wait_for_products_but(groups) \
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory")

@@ -37,7 +37,6 @@ void send_to_block_of(int blocks_of_one, const void* at, int block, const void* 
 inline void copy_tile_once(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
   copy_tile(to, map, a, b, c, d, barrier);
 }
-inline void copy_bulk_once(u32 to, const u16* from, int bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
 
 template <int TO, int FROM>
 inline void copy_async_behind(u32 to, const u16* from) {
