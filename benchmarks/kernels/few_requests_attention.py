@@ -43,6 +43,7 @@ from specengine.kernels.precompile import precompile
 TIMES, REPLAYS = 2, 25
 FIRST_SLOT = 16  # of wide_rows.py's batches
 KERNELS: tuple[Backend, ...] = ("triton", "cuda")
+NAMES: dict[Backend, str] = {"triton": "Triton", "cuda": "CUDA C++"}
 TITLE = "Attention of few requests between layers of an 8B"
 NOTES = """What attention adds to a chain of layers without it (bfloat16), or of two W4A16 products
 a layer (int4)."""
@@ -190,7 +191,7 @@ def measured(
             print(f"{what}: {told}  layer {us[None]:.2f}  near {near:.4f}", flush=True)
             if near > 0.02:
                 raise SystemExit(f"{what}: the kernels differ by {near:.3f}")
-            row |= {f"{some:,} keys, {one} us": us[one] - us[None] for one in KERNELS}
+            row |= {f"{some:,} keys, {NAMES[one]} us": us[one] - us[None] for one in KERNELS}
         yield row
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import compiled
-from specengine.kernels.dispatch import has_dependent_launch, multiprocessors
+from specengine.kernels.dispatch import has_dependent_launch, has_much_shared, multiprocessors
 
 _SOURCE = Path(__file__).parents[1] / "cuda" / "rope_attention.cu"
 HEAD_DIM = 128
@@ -37,6 +37,7 @@ _READ = frozenset(
 )
 _IGNORED = frozenset(["max_keys", "counters"])
 _LOG2_E = math.log2(math.e)
+_MOST_KEYS = 8448  # up to which it is taken: as far as it was measured
 
 
 def takes(
@@ -61,6 +62,8 @@ def takes(
     dtypes = {one.dtype for one in (q, k, v, k_cache, v_cache)}
     if norms is not None:
         dtypes |= {norms.q_weight.dtype, norms.k_weight.dtype}
+        if not all(_lies_in(one, 4) for one in (norms.q_weight, norms.k_weight)):
+            return False
     tensors = batch.req_pool_indices, batch.seq_lens, batch.qo_indptr, batch.positions
     return (
         dtypes in ({torch.bfloat16}, {torch.float16})
@@ -71,6 +74,7 @@ def takes(
         and q.shape[0] > 0
         and all(one.dtype == torch.int64 and one.is_contiguous() for one in tensors)
         and batch.req_to_token.dtype == torch.int32
+        and batch.req_to_token.stride(-1) == 1
         and k_cache.stride() == v_cache.stride()
         and all(_lies_in(one, _WIDE) for one in (k_cache, v_cache))
         and all(_lies_in(one, 4) for one in (q, k, v))
@@ -87,10 +91,12 @@ def _lies_in(x: Tensor, size: int) -> bool:
 def is_faster(q: Tensor, kv_heads: int, batch: PagedBatch) -> bool:
     """Whether to take the kernel for what `takes` takes: where each block has a multiprocessor, as
     for up to 16 requests of an 8B. For more, Triton's programs are the faster
-    (benchmarks/results/kernels.md: few-requests-attention)."""
-    if not (has_dependent_launch(q) and program.available()):
+    (benchmarks/results/kernels.md: few-requests-attention). A captured round does not know how many
+    keys there will be: its max_keys is what the engine's context allows."""
+    if not (has_dependent_launch(q) and has_much_shared(q) and program.available()):
         return False
-    return len(batch.seq_lens) * kv_heads <= multiprocessors(q.device)
+    has_room = len(batch.seq_lens) * kv_heads <= multiprocessors(q.device)
+    return has_room and batch.max_keys <= _MOST_KEYS
 
 
 def _cluster(groups: int, device: torch.device) -> int:

@@ -9,7 +9,7 @@
 // out by units of 16, one block after another, then one warp after another. Each warp copies its units into
 // shared memory of its own and multiplies them alone, so that no barrier stands between units: the next keys
 // are on their way while it adds values, and the next values while it scores keys. What needs nothing of the
-// kernel ahead, the first old keys too, is asked for before that has ended.
+// kernel ahead, such as the first old keys, is asked for before that has ended.
 //
 // New keys are a unit of the last block, which also writes them to the cache. In the end the warps of a block
 // add up what they have, and each block adds up OWN dimensions of the blocks' sums. Blocks send these into its
@@ -183,7 +183,7 @@ __device__ __forceinline__ void send(const Given& given, const Task& task, int n
 // This block's dimensions of all rows, once all have sent theirs.
 __device__ __forceinline__ void store_own(const Given& given, const Task& task, int num_heads, u32 barrier) {
   for (int i = threadIdx.x; i < task.num_rows * (OWN / 2); i += THREADS) {
-    wait_at(barrier, 0);
+    wait_in_cluster_at(barrier, 0);
     const int row = i / (OWN / 2), dim = i % (OWN / 2) * 2;
     float2 told[CLUSTER], of[CLUSTER];
 #pragma unroll

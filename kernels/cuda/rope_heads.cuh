@@ -5,7 +5,7 @@
 
 #define THREADS (32 * WARPS)
 #define HEAD 128
-#define UNIT 16               // keys; new ones are no more
+#define UNIT 16               // keys; at most as many are new
 #define OWN (HEAD / CLUSTER)  // dimensions that a block adds up in the end
 #define HEADS ((QUERIES * GROUP + 2 * QUERIES + WARPS - 1) / WARPS)  // new ones, of a warp
 #define ALL 0xffffffffu

@@ -16,7 +16,7 @@
 static_assert(ROWS * (LEFT_STRIDE + 2) * 4 <= UNIT_BYTES, "room for what a warp leaves");
 
 // A warp's units of old keys, one after another. Its keys and its values are a group of copies each, and are
-// asked for by turns: where one group is younger, a group has landed.
+// asked for by turns: once only one younger group is open, the older has landed.
 struct Units {
   const u16 *keys_from, *values_from;
   int stride;  // between keys in the cache
@@ -32,7 +32,7 @@ struct Units {
     return task.unit(i * WARPS + warp_of()) * UNIT;
   }
 
-  // Where the request has no such key, its last old one stands: the weight is 0.
+  // Beyond the request's old keys its last one is read again: the weight is 0.
   __device__ __forceinline__ void find(const Task& task, int i) {
     const int key = before(task, i) + lane_of() % UNIT;
     if (i < count) slot = task.table[min(key, task.prefix - 1)];

@@ -1,4 +1,4 @@
-"""Rounds of few requests with heads of 128 for the tests of the fused attention in CUDA C++."""
+"""Rounds of some requests with heads of 128 for the tests of the fused attention in CUDA C++."""
 
 from __future__ import annotations
 

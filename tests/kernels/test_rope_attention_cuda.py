@@ -90,7 +90,7 @@ def test_rows_of_a_kernel_that_signals_early_are_awaited() -> None:
         assert torch.equal(out, expected)
 
 
-def test_few_requests_take_it_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_to_sixteen_requests_take_it_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
     launch = rope_attention_cuda.rope_attention
 
@@ -101,5 +101,7 @@ def test_few_requests_take_it_by_themselves(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rope_attention_cuda, "rope_attention", counted)
     few.check(few.draw([(160, 1)], (32, 8), device="cuda"), "auto")
     assert len(launched) == 1
+    few.check(few.draw([(9, 4)] * 16, (32, 8), device="cuda"), "auto")
+    assert len(launched) == 2
     few.check(few.draw([(9, 1)] * 32, (32, 8), device="cuda"), "auto")
-    assert len(launched) == 1
+    assert len(launched) == 2

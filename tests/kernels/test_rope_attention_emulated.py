@@ -38,8 +38,9 @@ def test_few_rows_are_as_in_pytorch(lens: list[tuple[int, int]]) -> None:
     check(draw(lens))
 
 
-def test_keys_beyond_those_fetched_ahead_are_as_in_pytorch() -> None:
-    """Each of 128 warps has three units, the last ones of some turns of the ring."""
+def test_units_behind_a_warps_first_two_are_as_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 96 warps has three or four."""
+    monkeypatch.setattr(rope_attention_cuda, "_cluster", lambda *_: 8)
     check(draw([(5200, 2)], (4, 1)))
 
 
@@ -105,7 +106,7 @@ def test_a_row_keeps_its_bits_whatever_stands_beside_it() -> None:
         assert torch.equal(replace(alone, batch=bound).run("cuda").out, whole.out[rows])
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 2, 8])
 def test_bits_are_the_same_whatever_is_late(
     blocks: int, emulated: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_bits_are_the_same_whatever_is_late(
         found = given.run("cuda")
         assert torch.equal(found.out, expected.out)
         assert torch.equal(found.k_cache.view(torch.int16), expected.k_cache.view(torch.int16))
+        assert torch.equal(found.v_cache.view(torch.int16), expected.v_cache.view(torch.int16))
 
 
 @pytest.fixture
@@ -133,6 +135,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(rope_attention_cuda, "rope_attention", counted)
     monkeypatch.setattr(rope_attention_cuda, "has_dependent_launch", lambda q: True)
+    monkeypatch.setattr(rope_attention_cuda, "has_much_shared", lambda q: True)
     monkeypatch.setattr(program, "available", lambda: True)
     return launched
 
@@ -153,7 +156,16 @@ def test_rounds_with_a_multiprocessor_for_each_block_take_it(
     assert launches == [requests * queries] * takes_it
 
 
-@pytest.mark.parametrize("lacking", ["has_dependent_launch", "available"])
+@pytest.mark.parametrize(("max_keys", "takes_it"), [(8448, True), (8449, False)])
+def test_contexts_beyond_those_measured_do_not_take_it(
+    max_keys: int, takes_it: bool, launches: list[int]
+) -> None:
+    given = draw([(9, 1)], (32, 8))
+    check(replace(given, batch=replace(given.batch, max_keys=max_keys)), "auto")
+    assert launches == [1] * takes_it
+
+
+@pytest.mark.parametrize("lacking", ["has_dependent_launch", "has_much_shared", "available"])
 def test_machine_without_the_means_does_not_take_it(
     lacking: str, launches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +231,11 @@ def _wide_gains(given: Round) -> Round:
     return replace(given, norms=HeadNorms(gain, gain, 0.1))
 
 
+def _odd_gains(given: Round) -> Round:
+    gain = torch.ones(129, dtype=given.qkv.dtype)[1:]
+    return replace(given, norms=HeadNorms(gain, gain, 0.1))
+
+
 def _half_rotated(given: Round) -> Round:
     return replace(given, cos_sin=given.cos_sin[:, :64].contiguous())
 
@@ -260,6 +277,11 @@ def _wide_table(given: Round) -> Round:
     return replace(given, batch=replace(given.batch, req_to_token=given.batch.req_to_token.long()))
 
 
+def _scattered_table(given: Round) -> Round:
+    wide = torch.stack([given.batch.req_to_token] * 2, -1)
+    return replace(given, batch=replace(given.batch, req_to_token=wide[:, :, 0]))
+
+
 def _wide_heads(given: Round) -> Round:
     qkv, caches = given.qkv.repeat(1, 1, 2), [given.k_cache, given.v_cache]
     k_cache, v_cache = (cache.repeat(1, 1, 2) for cache in caches)
@@ -271,7 +293,7 @@ def _wide_heads(given: Round) -> Round:
     [
         *(_wide_cache, _wide_gains, _half_rotated, _narrow_angles, _odd_rows, _odd_cache),
         *(_caches_of_two_kinds, _odd_angles, _scattered_bounds, _narrow_lengths),
-        *(_wide_table, _wide_heads),
+        *(_wide_table, _wide_heads, _odd_gains, _scattered_table),
     ],
 )
 def test_tensors_of_another_kind_are_refused(change: Any) -> None:
