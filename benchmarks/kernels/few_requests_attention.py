@@ -180,6 +180,7 @@ def measured(
             for some, kernel in product(of_case, KERNELS):
                 chain(layers[:1], caches[:1], Rows.of(*case, some), kernel, 1)
     for (requests, queries), of_case in fitting.items():
+        columns = [f"{some:,} keys, {NAMES[one]} us" for some in keys for one in KERNELS]
         row: dict[str, Any] = {"weights": kind, "requests": requests, "queries": queries}
         for some in of_case:
             rows = Rows.of(requests, queries, some)
@@ -192,7 +193,7 @@ def measured(
             if near > 0.02:
                 raise SystemExit(f"{what}: the kernels differ by {near:.3f}")
             row |= {f"{some:,} keys, {NAMES[one]} us": us[one] - us[None] for one in KERNELS}
-        yield row
+        yield row | {one: None for one in columns if one not in row}
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ _MOST = 500  # runs of one kind
 
 
 class Waiting:
-    """Seconds that the host has waited for the device, and how often: once a round of the whole
-    batch of lookups, and more where prompts are captured or FlashInfer plans."""
+    """Seconds that the host has waited for the device, and how often: with NGRAM, once a
+    round of the whole batch."""
 
     def __init__(self) -> None:
         self.clear()

@@ -98,7 +98,8 @@ A process of either commit stays, and they run one batch each right after the ot
 first, now that one. The ratio is the median of the pairs' ratios: of CPU time a round on a CPU, or
 a token where K is chosen (below 1 the new commit is faster), of tokens a second on a GPU (above 1
 it is). Rounds a second, new / old: what is left of that where the two commits' texts differ, and
-with them how many of a lookup's drafts stand.
+with them how many of a lookup's drafts stand. Waits a second: of the host for the device,
+with NGRAM one a round of the whole batch.
 """
 
 
@@ -171,13 +172,18 @@ def figures(
     }
     if args.on_cpu:
         return found
-    counted = [(old, new) for old, new in pairs if old["rounds"]]
-    by_round = [_rounds_a_second(new) / _rounds_a_second(old) for old, new in counted]
-    return {**found, "rounds a second": round(median(by_round), 3) if by_round else None}
+    return {
+        **found,
+        "rounds a second": _of_both(pairs, "rounds"),
+        "waits a second": _of_both(pairs, "waits"),
+    }
 
 
-def _rounds_a_second(run: dict[str, Any]) -> float:
-    return float(run["rounds"] / run["seconds"])
+def _of_both(pairs: list[tuple[dict[str, Any], dict[str, Any]]], what: str) -> float | None:
+    """New / old, of what is counted in a second; None where the old commit counted none."""
+    counted = [(old, new) for old, new in pairs if old[what]]
+    ratios = [new[what] / new["seconds"] / (old[what] / old["seconds"]) for old, new in counted]
+    return round(median(ratios), 3) if ratios else None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,8 @@ _READ = frozenset(
 )
 _IGNORED = frozenset(["max_keys", "counters"])
 _LOG2_E = math.log2(math.e)
-_MOST_KEYS = 8448  # up to which it is taken: as far as it was measured
+# Up to which it is taken; measured up to 4,000, and of 1 and 8 requests at 8,000.
+_MOST_KEYS = 8448
 
 
 def takes(

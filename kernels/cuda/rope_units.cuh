@@ -53,7 +53,7 @@ struct Units {
 
   __device__ __forceinline__ void begin(const Task& task, u32 base) {
     at = base + UNITS_AT + warp_of() * UNIT_BYTES;
-    count = max((task.my_units() - warp_of() + WARPS - 1) / WARPS, 0);
+    count = (task.my_units() - warp_of() + WARPS - 1) / WARPS;
     slot = 0;
     find(task, 0);
     ask_keys(0);
