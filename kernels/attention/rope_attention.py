@@ -21,8 +21,15 @@ _Options = tuple[int | None, float | None, Tensor | None, HeadNorms | None]
 
 # Rows (queries x query heads of a KV head) of one program, or of a few that share them.
 MAX_ROWS = 64
+# Queries with heads wider than 128: more leave the kernel too few registers.
+MOST_WIDE_QUERIES = 32
 # Numbers of a head whose norms the kernel computes: wider ones leave it too few registers.
 MOST_NORMED = 128
+
+
+def has_registers(queries: int, group: int, head_dim: int) -> bool:
+    """Whether the kernel has enough for a request's queries. group: query heads of a KV head."""
+    return queries * group <= MAX_ROWS and (head_dim <= 128 or queries <= MOST_WIDE_QUERIES)
 
 
 def fits(
@@ -30,10 +37,10 @@ def fits(
 ) -> bool:
     """Whether the fused kernel can take q [T, Hq, D]: whole heads rotated, few queries, a tree
     neither half written nor under a window."""
-    rows = batch.max_queries * (q.shape[1] // num_kv_heads)
+    has_room = has_registers(batch.max_queries, q.shape[1] // num_kv_heads, q.shape[2])
     has_whole_tree = batch.tree_mask is None or (batch.num_past == 0 and window is None)
     is_whole_head = cos_sin_cache.shape[1] == q.shape[2]
-    return rows <= MAX_ROWS and is_whole_head and has_whole_tree and use_triton("auto", q)
+    return has_room and is_whole_head and has_whole_tree and use_triton("auto", q)
 
 
 def rope_attention(

@@ -19,7 +19,12 @@ from torch import Tensor
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
 from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import compiled
-from specengine.kernels.dispatch import has_dependent_launch, has_much_shared, multiprocessors
+from specengine.kernels.dispatch import (
+    has_dependent_launch,
+    has_much_shared,
+    has_whole_device,
+    multiprocessors,
+)
 
 _SOURCE = Path(__file__).parents[1] / "cuda" / "rope_attention.cu"
 HEAD_DIM = 128
@@ -96,7 +101,8 @@ def is_faster(q: Tensor, kv_heads: int, batch: PagedBatch) -> bool:
     keys there will be: its max_keys is what the engine's context allows."""
     if not (has_dependent_launch(q) and has_much_shared(q) and program.available()):
         return False
-    has_room = len(batch.seq_lens) * kv_heads <= multiprocessors(q.device)
+    groups = len(batch.seq_lens) * kv_heads
+    has_room = has_whole_device() and groups <= multiprocessors(q.device)
     return has_room and batch.max_keys <= _MOST_KEYS
 
 

@@ -243,24 +243,22 @@ __device__ __forceinline__ uint4 load_shared(u32 at) {
   return v;
 }
 
+#define LOADS_MATRICES(name, turn)                                                          \
+  __device__ __forceinline__ uint4 name(u32 at) {                                           \
+    uint4 v;                                                                                \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" turn ".shared.b16 {%0,%1,%2,%3}, [%4];"    \
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");        \
+    return v;                                                                               \
+  }
+
 // Four matrices of eight rows of 16 bytes, each lane the place of a row: of matrix i lane l gets word
 // l % 4 of row l / 4.
-__device__ __forceinline__ uint4 load_matrices(u32 at) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-  return v;
-}
+LOADS_MATRICES(load_matrices, "")
 
 // The same, of matrix i words of the column l / 4: its values in rows 2 (l % 4) and the next.
-__device__ __forceinline__ uint4 load_turned_matrices(u32 at) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-  return v;
-}
+LOADS_MATRICES(load_turned_matrices, ".trans")
 
-// Of a matrix of eight rows, of which each lane gives word l % 4 of row l / 4, words of its columns likewise.
+// Of a matrix of eight rows, of which lane l gives word l % 4 of row l / 4, word l % 4 of column l / 4.
 __device__ __forceinline__ u32 turned(u32 v) {
   u32 columns;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(v));

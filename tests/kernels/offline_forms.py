@@ -101,7 +101,7 @@ def attention(head: int, dtype: torch.dtype) -> Iterator[Run]:
         yield lambda given=given: paged_attention_triton.paged_attention(
             given[0], given[4], given[5], given[7], 0.1, None, None, None, None
         )
-        if queries * (heads // kv_heads) <= rope_attention.MAX_ROWS:
+        if rope_attention.has_registers(queries, heads // kv_heads, head):
             for one in (None, norms) if head <= rope_attention.MOST_NORMED else (None,):
                 more = one, None
                 yield lambda given=given, more=more: rope_attention_triton.rope_attention(

@@ -9,7 +9,7 @@ import torch
 
 from specengine.kernels.attention import rope_attention_blocks
 from specengine.kernels.attention import rope_attention_triton as triton_kernel
-from specengine.kernels.attention.rope_attention import rope_attention
+from specengine.kernels.attention.rope_attention import has_registers, rope_attention
 from specengine.kernels.attention.rope_attention_blocks import (
     Blocks,
     blocks_for,
@@ -197,6 +197,19 @@ def test_programs_fit_the_shared_memory(
     blocks = within(Blocks(given[0], 4, given[1], 128), row_bytes, shared)
     assert (blocks.keys, blocks.stages) == fitting
     assert (blocks.warps, blocks.min_share) == (4, 128)
+
+
+@pytest.mark.parametrize(
+    ("queries", "group", "head_dim", "is_enough"),
+    [
+        *((64, 1, 128, True), (65, 1, 128, False), (16, 4, 256, True)),
+        *((32, 2, 256, True), (33, 1, 256, False), (17, 4, 64, False)),
+    ],
+)
+def test_queries_of_a_program_leave_enough_registers(
+    queries: int, group: int, head_dim: int, is_enough: bool
+) -> None:
+    assert has_registers(queries, group, head_dim) == is_enough
 
 
 def test_programs_of_many_requests() -> None:

@@ -144,6 +144,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(rope_attention_cuda, "rope_attention", counted)
     monkeypatch.setattr(rope_attention_cuda, "has_dependent_launch", lambda q: True)
     monkeypatch.setattr(rope_attention_cuda, "has_much_shared", lambda q: True)
+    monkeypatch.setattr(rope_attention_cuda, "has_whole_device", lambda: True)
     monkeypatch.setattr(program, "available", lambda: True)
     return launched
 
@@ -178,7 +179,9 @@ def test_longer_contexts_do_not_take_it(max_keys: int, takes_it: bool, launches:
     assert launches == [1] * takes_it
 
 
-@pytest.mark.parametrize("lacking", ["has_dependent_launch", "has_much_shared", "available"])
+@pytest.mark.parametrize(
+    "lacking", ["has_dependent_launch", "has_much_shared", "has_whole_device", "available"]
+)
 def test_machine_without_the_means_does_not_take_it(
     lacking: str, launches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,27 +28,31 @@ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   __syncwarp();
 }
 
-uint4 load_matrices(u32 at) {
+// word: of a matrix whose rows stand at these places.
+template <class Word>
+static uint4 loaded_matrices(u32 at, Word word) {
   static Board<u32> board;
   if (at % 16) abort();
   const u32* of = board.show(at);
-  u32 words[4];
-  for (int i = 0; i < 4; i++)
-    memcpy(words + i, shared_memory + of[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
+  const uint4 words = {word(of), word(of + 8), word(of + 16), word(of + 24)};
   __syncwarp();
-  return {words[0], words[1], words[2], words[3]};
+  return words;
+}
+
+uint4 load_matrices(u32 at) {
+  return loaded_matrices(at, [](const u32* rows) {
+    u32 word;
+    memcpy(&word, shared_memory + rows[lane() / 4] + lane() % 4 * 4, 4);
+    return word;
+  });
 }
 
 uint4 load_turned_matrices(u32 at) {
-  static Board<u32> board;
-  if (at % 16) abort();
-  const u32* of = board.show(at);
-  u32 words[4];
-  for (int i = 0; i < 4; i++)
-    for (int half = 0; half < 2; half++)
-      memcpy((u16*)(words + i) + half, shared_memory + of[i * 8 + lane() % 4 * 2 + half] + lane() / 4 * 2, 2);
-  __syncwarp();
-  return {words[0], words[1], words[2], words[3]};
+  return loaded_matrices(at, [](const u32* rows) {
+    u16 halves[2];
+    for (int i = 0; i < 2; i++) memcpy(halves + i, shared_memory + rows[lane() % 4 * 2 + i] + lane() / 4 * 2, 2);
+    return halves[0] | (u32)halves[1] << 16;
+  });
 }
 
 u32 turned(u32 v) {
