@@ -1,5 +1,5 @@
-// Rotation, KV write and paged attention of a few new tokens a request, for some requests: what
-// rope_attention_triton.py computes.
+// Rotates a few new tokens a request, writes their KV and attends to their requests' paged KV. It computes
+// what rope_attention_triton.py does, for some requests.
 //
 // Compile-time: TYPE (0 bfloat16, 1 float16), GROUP (query heads of a KV head), QUERIES (of a request, at
 // most), TILES (of 8 rows: GROUP x QUERIES are as many at most), CLUSTER (blocks that share a request's keys),
@@ -26,7 +26,7 @@
 
 static_assert(QUERIES * GROUP <= ROWS, "rows of the tiles");
 
-// The queries' rows, as products take them: of each tile, dimensions 32 i to 32 i + 31.
+// The queries' rows, as products take them. Part i of a tile holds dimensions 32 i to 32 i + 31.
 struct Queries {
   uint4 of[TILES][HEAD / 32];
 
@@ -38,7 +38,8 @@ struct Queries {
   }
 };
 
-// Of each row: the greatest score, and of all weights by it this lane's share, and of the values.
+// What a lane knows of its rows: the greatest score, and its share of the sums of weights and of values,
+// both taken by that score.
 struct Sums {
   float peak[TILES][2], total[TILES][2];  // of rows 8 tile + 2 part and the next
   float of[TILES][HEAD / 16][4];          // of those, dimensions 16 i + group and 8 behind
@@ -55,8 +56,8 @@ struct Sums {
     }
   }
 
-  // Weights of a unit's keys, by the greatest score of a row so far. keys: where this lane's row of matrices
-  // stands. num_keys: that are there. NEW: a row sees those up to its query's own.
+  // Scores a unit's keys, and weighs them by the greatest score of a row so far. keys: where this lane's row
+  // of matrices stands. num_keys: those that exist. NEW: a row sees those up to its query's own.
   template <bool NEW>
   __device__ __forceinline__ void score(const Queries& queries, u32 keys, int num_keys, float scale_log2, u32 (&weights)[TILES][2]) {
     const int group = lane_of() >> 2, part = lane_of() & 3;
@@ -108,7 +109,7 @@ struct Sums {
     }
   }
 
-  // Where this warp's units stood, which it has read: [ROWS][HEAD], then peaks and totals of rows.
+  // The sums take the place of this warp's units, which it has read: [ROWS][HEAD], then peaks and totals.
   __device__ __forceinline__ void leave(float* at) {
     const int group = lane_of() >> 2, part = lane_of() & 3;
 #pragma unroll
@@ -129,7 +130,7 @@ struct Sums {
   }
 };
 
-// A row's sums, of parts that have been taken by their greatest scores.
+// A row's sums. They join parts that were each taken by a greatest score of its own.
 struct Row {
   float peak, total;
   float2 of;  // two dimensions
@@ -156,7 +157,7 @@ __device__ __forceinline__ Row joined(const float2 (&told)[COUNT], const float2 
   return found;
 }
 
-// What the warps have left: to the block that adds up these dimensions, a row's peak and total to all of them.
+// Sends what the warps have left: dimensions to the block that adds them up, a row's peak and total to all.
 __device__ __forceinline__ void send(const Given& given, const Task& task, int num_heads, u32 barrier) {
   for (int i = threadIdx.x; i < task.num_rows * (HEAD / 2); i += THREADS) {
     const int row = i / (HEAD / 2), dim = i % (HEAD / 2) * 2;
@@ -180,7 +181,7 @@ __device__ __forceinline__ void send(const Given& given, const Task& task, int n
   }
 }
 
-// This block's dimensions of all rows, once all have sent theirs.
+// Adds up this block's dimensions of all rows, once all blocks have sent theirs.
 __device__ __forceinline__ void store_own(const Given& given, const Task& task, int num_heads, u32 barrier) {
   for (int i = threadIdx.x; i < task.num_rows * (OWN / 2); i += THREADS) {
     wait_in_cluster_at(barrier, 0);
@@ -250,7 +251,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) rope_attentio
     __syncthreads();
     Sums sums;
     sums.begin();
-    // Which row of which matrix this lane names, of queries, keys and values.
+    // These say which row of which matrix this lane names, of queries, keys and values.
     const int eighth = lane_of() % 8, half = lane_of() / 8 % 2, quarter = lane_of() / 16;
     Queries queries;
     queries.load(base + QUERIES_AT + eighth * STRIDE + lane_of() / 8 * 16);

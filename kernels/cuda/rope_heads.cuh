@@ -1,4 +1,5 @@
-// Of rope_attention.cu: what a block is given, and its new heads: normalised, rotated, written to the cache.
+// This part of rope_attention.cu says what a block is given. It normalises new heads, rotates them and writes
+// them to the cache.
 
 #include "few_row.cuh"
 #include "shared_sums.cuh"
@@ -48,7 +49,7 @@ __device__ __forceinline__ u64 joined(float low, float high) {
   return __float_as_uint(low) | (u64)__float_as_uint(high) << 32;
 }
 
-// x * gain / its root mean square. A lane has values 2 lane, 2 lane + 1 and those HEAD / 2 behind.
+// Multiplies x by gain / its root mean square. A lane has values 2 lane, 2 lane + 1 and those HEAD / 2 behind.
 __device__ __forceinline__ void normalise(u32& low, u32& high, u32 low_gain, u32 high_gain, float eps) {
   float squares = squares_of(low) + squares_of(high);
 #pragma unroll
@@ -65,8 +66,8 @@ __device__ __forceinline__ void rotate(u32& low, u32& high, float2 cos, float2 s
   high = pack(b0 * cos.x + a0 * sin.x, b1 * cos.y + a1 * sin.y);
 }
 
-// Of the block's queries, row by row, then of its new keys, then of its new values: every WARPS-th is this
-// warp's. What comes before finish() reads nothing that the kernel ahead writes.
+// A warp's new heads: every WARPS-th one of the block's queries, row by row, of its new keys and of its new
+// values, in this order. What comes before finish() reads nothing that the kernel ahead writes.
 struct NewHeads {
   int tokens[HEADS], positions[HEADS];
   int to[HEADS];  // in shared memory; 0 where there is no head
@@ -122,7 +123,7 @@ struct NewHeads {
     }
   }
 
-  // Into shared memory, and new keys and values into the cache, too: once.
+  // Writes heads into shared memory, and new keys and values into the cache, too. It is called once.
   __device__ __forceinline__ void finish(const Given& given, const Task& task) const {
     u32 low[HEADS], high[HEADS];
     int slots[HEADS];

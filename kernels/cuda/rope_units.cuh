@@ -1,4 +1,4 @@
-// Of rope_attention.cu: where things stand in shared memory, and how old keys and values come there.
+// This part of rope_attention.cu says where things stand in shared memory. It brings old keys and values there.
 
 #define ROWS (8 * TILES)
 #define LEFT_STRIDE (HEAD + 4)  // floats between rows that a warp leaves: separate banks
@@ -27,7 +27,7 @@ struct Units {
   __device__ __forceinline__ u32 keys() const { return at; }
   __device__ __forceinline__ u32 values() const { return at + UNIT * STRIDE; }
 
-  // The keys before unit i.
+  // How many keys stand before unit i.
   static __device__ __forceinline__ int before(const Task& task, int i) {
     return task.unit(i * WARPS + warp_of()) * UNIT;
   }
@@ -61,7 +61,7 @@ struct Units {
     find(task, 1);
   }
 
-  // Until the older of two groups is there, all lanes' parts of it.
+  // Waits until the older of two groups is there, with all lanes' parts of it.
   __device__ __forceinline__ void wait() const {
     wait_for_copies_but(1);
     __syncwarp();
