@@ -12,6 +12,7 @@ from specengine.draft.loaded import DraftTarget, LoadedDraft, draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import DEEPSEEK, FORMS, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
+from specengine.runner.loader.hf_directory import read_quantization
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.memory.kv_shape import kv_shape_of
@@ -31,12 +32,16 @@ def load_mtp(target: DraftTarget) -> LoadedDraft:
 
 def _source(target: DraftTarget) -> ModelSource:
     """Where the layers are, with the target's configuration: they are of its shape, whatever stands
-    beside them."""
+    beside them. How they are quantised is what their own config.json says; without one, they are
+    as the target."""
     source = target.loaded.source
     path = None if target.is_dummy else target.find_draft_model()
     if path is None:
         return source
-    return ModelSource(path, source.hf_config, directory=draft_directory(path))
+    directory = draft_directory(path)
+    has_own = (directory / "config.json").is_file()
+    quantization = read_quantization(directory) if has_own else source.quantization
+    return ModelSource(path, source.hf_config, directory=directory, quantization=quantization)
 
 
 def _place(source: ModelSource, target: DraftTarget) -> tuple[Path, int]:

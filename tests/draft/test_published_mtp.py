@@ -20,6 +20,7 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
 from specengine.draft.mtp.load import load_mtp
+from specengine.draft.mtp.model import MtpModel
 from tests.draft.test_mtp_model import Runner, assert_near, load_models, load_target
 from tests.halves import slow_but
 from tests.support.device_rounds import run_on_device
@@ -311,6 +312,12 @@ def test_layer_without_a_norm_of_its_own_follows_new_weights_of_the_target(
     assert spoken(llm) == spoken(started) != before
 
 
+def states_of(model: MtpModel) -> Tensor:
+    """Of nine rows."""
+    hidden = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(2))
+    return Runner(model)(list(range(5, 14)), hidden)[0]
+
+
 @pytest.mark.parametrize("name", ["DeepSeek-V3", "Qwen3-Next-80B-A3B", "MiMo-7B"])
 def test_layer_in_fp8_blocks_computes_what_its_weights_say(name: str, tmp_path: Path) -> None:
     """Its joining projection stays in floating point, as DeepSeek-V3 publishes it."""
@@ -322,9 +329,31 @@ def test_layer_in_fp8_blocks_computes_what_its_weights_say(name: str, tmp_path: 
         path = place / "model.safetensors"
         kept = {one: x for one, x in load_file(path).items() if not one.startswith(joins)}
         save_file(kept | {joins: own[joins]}, path, metadata={"format": "pt"})
-    hidden = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(2))
-    states = []
-    for place in (pair.quantised, pair.dense):
-        [model] = load_models(place)
-        states.append(Runner(model)(list(range(5, 14)), hidden)[0])
-    assert_near(*states)
+    [quantised], [dense] = load_models(pair.quantised), load_models(pair.dense)
+    assert_near(states_of(quantised), states_of(dense))
+
+
+@pytest.mark.parametrize("has_config", [True, False], ids=["with its config", "without config"])
+def test_layer_in_fp8_blocks_may_be_named_by_its_folder(has_config: bool, tmp_path: Path) -> None:
+    """Codes and scales are read there as in the target's own folder."""
+    folder, names = publish(PUBLISHED["Qwen3-Next-80B-A3B"], tmp_path)
+    made = quantise_model(folder, tmp_path / "made", FORMATS["fp8 blocks of 128"]).quantised
+    apart = Path(shutil.copytree(made, tmp_path / "apart"))
+    tensors = load_file(apart / "model.safetensors")
+    layer = {name: one for name, one in tensors.items() if name.startswith("mtp.")}
+    assert len(layer) > len(names)  # scales among them
+    save_file(layer, apart / "model.safetensors", metadata={"format": "pt"})
+    if not has_config:
+        (apart / "config.json").unlink()
+    [own], [named] = load_models(made), load_models(made, draft_model_path=str(apart))
+    assert torch.equal(states_of(own), states_of(named))
+
+
+def test_layer_in_floating_point_may_stand_beside_a_quantised_target(tmp_path: Path) -> None:
+    folder, _ = publish(PUBLISHED["Qwen3-Next-80B-A3B"], tmp_path)
+    pair = quantise_model(folder, tmp_path / "made", FORMATS["fp8 blocks of 128"])
+    [own], [named] = (
+        load_models(place, draft_model_path=str(pair.dense))
+        for place in (pair.dense, pair.quantised)
+    )
+    assert_near(states_of(own), states_of(named))
