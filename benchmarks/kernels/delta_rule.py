@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specengine.kernels.delta import delta_rule
+from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton, delta_rule
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -170,16 +170,17 @@ def time_prompt(tokens: int) -> None:
     )
     batch = PromptBatch(torch.tensor([1], device=CUDA), [tokens], [0])
     state = pool.state(0)
-    delta_rule.CHUNKS_IN_TRITON = True
-    for name, longest in (("chunks", 0), ("steps", tokens)):
-        delta_rule.LONGEST_STEPS = longest
+    for name, run in (
+        ("chunks", delta_chunks_triton.extend),
+        ("steps", delta_prompt_triton.extend),
+    ):
         for _ in range(3):
-            delta_rule.extend(given, weights, state, batch, SHAPE)
+            run(given, weights, state, batch, SHAPE)
         torch.cuda.synchronize()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(10):
-            delta_rule.extend(given, weights, state, batch, SHAPE)
+            run(given, weights, state, batch, SHAPE)
         end.record()
         torch.cuda.synchronize()
         took = begin.elapsed_time(end) * 100

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.kernels.delta import delta_chunks_ref, delta_rule_ref
 from specengine.kernels.delta.types import (
+    CHUNK,
     DeltaInputs,
     DeltaShape,
     DeltaState,
@@ -19,14 +20,16 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.sizes import cdiv
 
 # Whether a card takes long prompts in chunks by Triton. Right on an H200, and faster there for one
 # prompt of hundreds of tokens; texts of whole models were not compared with it.
 CHUNKS_IN_TRITON = False
-# Tokens of a prompt that are taken one by one, before chunks by Triton and before those by PyTorch.
-# On an H200 a token takes 0.6 microseconds; chunks by PyTorch take 6.3 ms a layer for 2,048 tokens.
-LONGEST_STEPS = 48
-LONGEST_STEPS_BEFORE_TORCH = 4096
+# Microseconds a layer on an H200, of Qwen3-Next's heads: the next token of one request, each token
+# of many requests, a chunk by Triton, and what its kernels take to start. Chunks by PyTorch take
+# 6.3 ms for 2,048 tokens.
+NEXT_STEP, STEP, CHUNK_BY_TRITON, CHUNKS_BEGIN = 0.58, 0.155, 8.8, 10.0
+LONGEST_STEPS_BEFORE_TORCH = 4096  # tokens of a prompt that are taken one by one
 
 
 def extend(
@@ -40,24 +43,32 @@ def extend(
 ) -> Tensor:
     """Prompts: the rule over the tokens of each request, from the state in its slot, which holds
     the state behind the last one afterwards -> float32 [T, M, E]. On CUDA by Triton kernels, all
-    requests at once: token by token up to so many tokens of a request, else in chunks, where
-    CHUNKS_IN_TRITON says so. Else, and on any device, in chunks by PyTorch."""
+    requests at once: token by token, or in chunks where these are faster and CHUNKS_IN_TRITON
+    allows them. Else, and on any device, in chunks by PyTorch."""
     if use_triton(backend, given.mixed_TC):
-        run = _in_triton(given.mixed_TC, max(batch.lens))
+        run = _in_triton(given.mixed_TC, batch.lens)
         if run is not None:
             return run(given, weights, state, batch, shape)
     return delta_chunks_ref.extend(given, weights, state, batch, shape)
 
 
-def _in_triton(mixed: Tensor, longest: int) -> Callable[..., Tensor] | None:
-    """The kernels for prompts of at most `longest` tokens, if any."""
+def _in_triton(mixed: Tensor, lens: Sequence[int]) -> Callable[..., Tensor] | None:
+    """The kernels for prompts of so many tokens, if any."""
     from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton
 
     # Chunks of float32 would spill 13 KB a thread, for which CUDA sets gigabytes aside.
-    in_chunks = not mixed.is_cuda or (CHUNKS_IN_TRITON and mixed.dtype != torch.float32)
-    if longest <= (LONGEST_STEPS if in_chunks else LONGEST_STEPS_BEFORE_TORCH):
-        return delta_prompt_triton.extend
-    return delta_chunks_triton.extend if in_chunks else None
+    if not mixed.is_cuda or (CHUNKS_IN_TRITON and mixed.dtype != torch.float32):
+        in_chunks = chunks_are_faster(lens)
+        return delta_chunks_triton.extend if in_chunks else delta_prompt_triton.extend
+    return delta_prompt_triton.extend if max(lens) <= LONGEST_STEPS_BEFORE_TORCH else None
+
+
+def chunks_are_faster(lens: Sequence[int]) -> bool:
+    """Whether chunks of CHUNK tokens take prompts of so many tokens sooner than one token after
+    another."""
+    num_chunks = sum(cdiv(one, CHUNK) for one in lens)
+    steps = max(NEXT_STEP * max(lens), STEP * sum(lens))
+    return CHUNKS_BEGIN + CHUNK_BY_TRITON * num_chunks < steps
 
 
 def verify(

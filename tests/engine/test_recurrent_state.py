@@ -3,6 +3,7 @@ on the device's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.kernels.delta import delta_rule
+from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton, delta_rule
 from specengine.kernels.delta.types import StatePaths
 from specengine.memory.state_pool import StatePool
 from tests.draft import eagle_checkpoints as checkpoints
+from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.engine.state_mutants import STATE_MUTANTS, StateMutant
 from tests.halves import slow_but, thinned
 from tests.support.device_rounds import run_on_device
@@ -259,3 +261,32 @@ def test_graphs_on_a_gpu_change_nothing(name: str, target: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta_rule, "use_triton", lambda backend, x: False)
         assert texts(make(target, **eager)) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_prompts_in_chunks_on_a_gpu_change_no_text_but_for_ties(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16, prompts of some chunks, cut in the middle and going on from snapshots."""
+    forms = []
+
+    def counted(run: Any) -> Any:
+        def extend(*args: Any) -> Any:
+            forms.append(run.__module__)
+            return run(*args)
+
+        return extend
+
+    for module in (delta_chunks_triton, delta_prompt_triton):
+        monkeypatch.setattr(module, "extend", counted(module.extend))
+    asked = replace(GREEDY, max_tokens=48, logprobs=2)
+    ids = [[3 + (7 * place + number) % 200 for place in range(90 * number)] for number in (1, 2, 4)]
+    flags = {"device": "cuda", "dtype": "bfloat16", "chunked_prefill_size": 256}
+    found = []
+    for in_chunks in (False, True):
+        monkeypatch.setattr(delta_rule, "CHUNKS_IN_TRITON", in_chunks)
+        llm = make(target, **flags)
+        found.append([one for _ in range(2) for one in llm.generate(ids, asked, progress=False)])
+        assert (delta_chunks_triton.__name__ in forms) == in_chunks
+    assert assert_same_but_for_ties(found[1], found[0]) <= len(ids)

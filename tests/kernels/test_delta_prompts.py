@@ -167,6 +167,14 @@ def test_prompts_keep_their_bits_beside_others(world: World, device: torch.devic
             assert torch.equal(its.inputs[6], its.inputs[2])
 
 
+@pytest.mark.parametrize(
+    ("lens", "is_faster"),
+    [([512], True), ([256] * 8, True), ([30] * 64, False), ([2048] * 4, True), ([1], False)],
+)
+def test_form_of_prompts_is_the_one_that_was_timed_faster(lens: list[int], is_faster: bool) -> None:
+    assert delta_rule.chunks_are_faster(lens) == is_faster
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
