@@ -12,8 +12,10 @@ from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.engine.grammar.compiler import (
     BYTES_A_CHARACTER,
+    LEAST_VERSION,
     MAX_KEPT_BYTES,
     GrammarCompiler,
+    release_of,
 )
 from tests.support.grammars import EOS, VOCAB, World, mask_of
 
@@ -176,6 +178,20 @@ def test_without_llguidance_the_extra_is_named(
     with pytest.raises(RequestError, match=r"specengine\[grammar\]") as error:
         world.compiler.start(GrammarSpec.regex("not compiled before", "structured_outputs"))
     assert error.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize("version", ["1.8.2", "0.7"])
+def test_llguidance_that_is_too_old_is_refused_by_its_version(
+    version: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specengine.engine.grammar.compiler.installed_version", lambda: version)
+    with pytest.raises(RequestError, match=f"1.9 or newer, and {version} is installed") as error:
+        world.compiler.start(GrammarSpec.regex("not compiled either", "structured_outputs"))
+    assert error.value.param == "structured_outputs"
+
+
+def test_versions_are_compared_by_their_numbers() -> None:
+    assert release_of("1.8.2") < LEAST_VERSION <= release_of("1.9") < release_of("1.10.0rc1")
 
 
 def test_a_model_without_an_end_is_refused(world: World) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +25,20 @@ if TYPE_CHECKING:
 # Compiled grammars kept, and bytes of theirs.
 MAX_KEPT = 64
 MAX_KEPT_BYTES = 25 * 2**20
+LEAST_VERSION = (1, 9)  # of llguidance: older ones take one end-of-text token
 # Of one that was not measured. Some regular expressions take a million times their text.
 BYTES_A_CHARACTER = 50
+
+
+@cache
+def installed_version() -> str:
+    """Of llguidance."""
+    return version("llguidance")
+
+
+def release_of(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(one) for one in re.findall(r"\d+", text)[:2])
 
 
 @dataclass(frozen=True)
@@ -59,8 +74,8 @@ class GrammarCompiler:
         every new one from one to hundreds of milliseconds. num_bytes: that it holds compiled, where
         that was measured. One that holds half of what is kept in all is not kept.
 
-        Raises RequestError for a grammar that does not compile, where llguidance is missing, and
-        for a model without an end-of-text token.
+        Raises RequestError for a grammar that does not compile, where llguidance is missing or too
+        old, and for a model without an end-of-text token.
         """
         state = self.compiled(spec) or self._compile(spec)
         cost = max(num_bytes, len(spec.text) * BYTES_A_CHARACTER)
@@ -87,6 +102,14 @@ class GrammarCompiler:
                 "pip install 'specengine[grammar]'",
                 spec.param,
             ) from error
+        found = installed_version()
+        if release_of(found) < LEAST_VERSION:
+            least = ".".join(map(str, LEAST_VERSION))
+            raise RequestError(
+                f"{spec.param} needs llguidance {least} or newer, and {found} is installed; "
+                "pip install --upgrade 'specengine[grammar]'",
+                spec.param,
+            )
         if not self._source.eos_token_ids:
             raise RequestError(
                 f"{spec.param} needs a model with an end-of-text token, and this one has none",
