@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021), joined with the write of new K and V."""
+"""Rotary position embedding (Su et al. 2021), joined with the write of new K and V, or alone."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ def rope_store_kv(
     return out
 
 
+def rotate_heads(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin_cache: Tensor, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The rotation of rope_store_kv alone: q [T, Hq, D] and k [T, Hk, D], the last dimension
+    contiguous, neither modified -> both rotated, contiguous. Any device; Triton on CUDA."""
+    q, k = _rotate_heads(q, k, positions, cos_sin_cache, backend=backend)
+    return q, k
+
+
 class _RopeStoreKv(CustomOp):
     torch = staticmethod(rope_ref.rope_store_kv)
     native = staticmethod(native.rope_store_kv)
@@ -69,4 +78,22 @@ class _RopeStoreKv(CustomOp):
         return rotates and native.side_by_side(q, k, v)
 
 
-_rope_store_kv = _RopeStoreKv()
+class _RotateHeads(CustomOp):
+    schema = (
+        "rotate_heads(Tensor q, Tensor k, Tensor positions, Tensor cos_sin_cache)"
+        " -> (Tensor, Tensor)"
+    )
+    torch = staticmethod(rope_ref.rotate_heads)
+
+    @staticmethod
+    def fake(q: Tensor, k: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        return q.new_empty(q.shape), k.new_empty(k.shape)
+
+    @staticmethod
+    def triton(*given: Any) -> tuple[Tensor, Tensor]:
+        from specengine.kernels.attention import rope_triton
+
+        return rope_triton.rotate_heads(*given)
+
+
+_rope_store_kv, _rotate_heads = _RopeStoreKv(), _RotateHeads()

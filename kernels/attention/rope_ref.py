@@ -26,6 +26,12 @@ def rotate(x: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> Tensor:
     return out.view(tokens, heads, head_dim).to(x.dtype)
 
 
+def rotate_heads(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin_cache: Tensor
+) -> tuple[Tensor, Tensor]:
+    return rotate(q, positions, cos_sin_cache), rotate(k, positions, cos_sin_cache)
+
+
 def rope_store_kv(
     q: Tensor,
     k: Tensor,

@@ -1,4 +1,5 @@
-"""Rotary embedding and KV write in Triton: a program takes a few heads of one token."""
+"""Rotary embedding, with the KV write and alone, in Triton: a program takes a few heads of one
+token."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -146,3 +147,78 @@ def rope_store_kv(
         **({"launch_pdl": True} if dependent else {}),
     )
     return out
+
+
+@triton.jit
+def _rotate_kernel(
+    q_ptr,
+    k_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_cos_sin,
+    num_q_heads,
+    num_heads,
+    head_dim,
+    rotary_dim,
+    DEPENDENT: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    cols = tl.arange(0, BLOCK)
+    mask = (heads < num_heads)[:, None] & (cols < head_dim)[None, :]
+    is_q = heads < num_q_heads
+    k_heads = heads - num_q_heads
+    q_sources = q_ptr + token * stride_qt + heads * stride_qh
+    sources = tl.where(is_q, q_sources, k_ptr + token * stride_kt + k_heads * stride_kh)
+    q_targets = q_out_ptr + (token * num_q_heads + heads) * head_dim
+    num_k_heads = num_heads - num_q_heads
+    k_targets = k_out_ptr + (token * num_k_heads + k_heads) * head_dim
+    x = tl.load(sources[:, None] + cols[None, :], mask=mask, other=0.0)
+    angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_cos_sin
+    rotated = _rotated(x, sources, angles, cols, mask, rotary_dim)
+    x = tl.where((cols < rotary_dim)[None, :], rotated.to(x.dtype), x)
+    tl.store(tl.where(is_q, q_targets, k_targets)[:, None] + cols[None, :], x, mask=mask)
+
+
+def rotate_heads(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin_cache: Tensor
+) -> tuple[Tensor, Tensor]:
+    tokens, num_q_heads, head_dim = q.shape
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    if tokens == 0:
+        return q_out, k_out
+    dependent = has_dependent_launch(q)
+    num_heads = num_q_heads + k.shape[1]
+    _rotate_kernel[(tokens, triton.cdiv(num_heads, _HEADS))](
+        q,
+        k,
+        positions,
+        cos_sin_cache,
+        q_out,
+        k_out,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        cos_sin_cache.stride(0),
+        num_q_heads,
+        num_heads,
+        head_dim,
+        cos_sin_cache.shape[1],
+        DEPENDENT=dependent,
+        HEADS=_HEADS,
+        BLOCK=triton.next_power_of_2(head_dim),
+        num_warps=4,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return q_out, k_out

@@ -51,6 +51,9 @@ MODEL_FAMILIES: dict[str, str] = {
     "OlmoeForCausalLM": "specengine.target.models.olmoe:OlmoeForCausalLM",
     "MiniCPMForCausalLM": "specengine.target.models.minicpm:MiniCPMForCausalLM",
     "MiniCPM3ForCausalLM": "specengine.target.models.minicpm:MiniCPM3ForCausalLM",
+    "ArceeForCausalLM": "specengine.target.models.arcee:ArceeForCausalLM",
+    "Dots1ForCausalLM": "specengine.target.models.dots:Dots1ForCausalLM",
+    "HunYuanDenseV1ForCausalLM": "specengine.target.models.hunyuan:HunYuanDenseV1ForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

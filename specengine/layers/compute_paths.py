@@ -49,6 +49,7 @@ _ATTENTION = frozenset(
         "qk_norm",
         "qk_norm_whole",
         "qk_norm_by_head",
+        "qk_norm_rotated",
         "sliding_window",
         "attention_chunk",
         "attention_multiplier",

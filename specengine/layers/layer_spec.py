@@ -142,6 +142,7 @@ class LayerSpec:
     qk_norm_whole: bool = False  # q and k normalised as one vector each, over all heads (OLMo 2)
     # LayerNorm of each head of q and k, without bias, with gains that heads do not share (Cohere)
     qk_norm_by_head: bool = False
+    qk_norm_rotated: bool = False  # each head normalised behind the rotation (Hunyuan)
     has_rotary: bool = True
     rotary_kind: str | None = None  # which of the configuration's rope_parameters, by layer type
     rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start

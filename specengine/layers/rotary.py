@@ -1,7 +1,8 @@
 """Rotary position embeddings: the table of cosines and sines, for every scaling that is known.
 
 RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); YaRN (Peng et al. 2023,
-sections 3.2 to 3.4); LongRoPE (Ding et al. 2024); llama3 as in Llama 3.1.
+sections 3.2 to 3.4); LongRoPE (Ding et al. 2024); llama3 as in Llama 3.1; "dynamic" with a fixed
+alpha as in Hunyuan.
 """
 
 from __future__ import annotations
@@ -129,6 +130,15 @@ def _linear(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
     return _base_frequencies(dim, p) / p["factor"], 1.0
 
 
+def _dynamic(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    """Turns slower beyond max_position_embeddings alone, where no request comes. A fixed alpha in
+    place of a factor stretches the base of every text, so that the slowest pair turns 1 / alpha as
+    fast."""
+    if not p.get("alpha"):
+        return _default(dim, p)
+    return _default(dim, p | {"rope_theta": p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))})
+
+
 def _llama3(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
     """Long waves are slowed by the factor, short ones kept, those between blended."""
     inv_freq = _base_frequencies(dim, p)
@@ -195,8 +205,7 @@ _SCALINGS: dict[str, Callable[[int, RopeParameters], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    # Turns slower beyond max_position_embeddings alone, where no request comes.
-    "dynamic": _default,
+    "dynamic": _dynamic,
     # One angle each for time, height and width, which are equal in text.
     "mrope": _default,
 }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specengine.core.parallel import Cut, communicator, head_cuts
+from specengine.kernels.attention.rope import rotate_heads
 from specengine.kernels.attention.types import HeadNorms
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.sigmoid_gate import sigmoid_gate
@@ -110,6 +111,8 @@ class SelfAttention(ProjectedAttention):
         self.heads, self.ranks = heads, communicator()
         self.q_norm, self.k_norm = self._qk_norms(spec)
         self.temperature = spec.query_temperature
+        rotates_first = spec.has_rotary and spec.qk_norm_rotated
+        self.rotary = rotary if rotates_first else None  # before the norms; None: `attn` does
         self.sinks = (
             nn.Parameter(torch.empty(heads.q.size), requires_grad=False)
             if spec.attention_sinks
@@ -121,7 +124,7 @@ class SelfAttention(ProjectedAttention):
             spec.attention_scale,
             heads.kv.size,
             layer_id,
-            rotary if spec.has_rotary else None,
+            rotary if spec.has_rotary and not rotates_first else None,
             spec.sliding_window,
             spec.attention_softcap,
             self.sinks,
@@ -135,7 +138,7 @@ class SelfAttention(ProjectedAttention):
         if spec.qk_norm_by_head:
             each = spec.head_dim, eps, spec.norm_offset
             return HeadNorm(self.heads.q, *each), HeadNorm(self.heads.kv, *each)
-        if not (spec.qk_norm or spec.qk_norm_whole):
+        if not (spec.qk_norm or spec.qk_norm_whole or spec.qk_norm_rotated):
             return None, None
         if spec.qk_norm_whole and self.ranks.size > 1:
             q, kv = (one.times(spec.head_dim) for one in (self.heads.q, self.heads.kv))
@@ -150,6 +153,8 @@ class SelfAttention(ProjectedAttention):
         if self.has_gate:
             pairs = q.view(len(q), self.attn.num_heads, 2 * self.head_dim).chunk(2, -1)
             q, gate = pairs[0].flatten(1), pairs[1]
+        if self.rotary is not None:
+            q, k = self._rotated(positions, q, k, self.rotary)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self._norms_of_attention(self.q_norm, self.k_norm)
@@ -159,6 +164,14 @@ class SelfAttention(ProjectedAttention):
             q = self.temperature.scaled(q, positions)
         out = self.attn.forward(positions, q, k, v, batch, norms)
         return sigmoid_gate(out, gate, into=self.o_proj.takes) if self.has_gate else out
+
+    def _rotated(
+        self, positions: Tensor, q: Tensor, k: Tensor, rotary: RotaryEmbedding
+    ) -> tuple[Tensor, Tensor]:
+        q_heads = q.view(len(q), self.attn.num_heads, self.head_dim)
+        k_heads = k.view(len(k), self.attn.num_kv_heads, self.head_dim)
+        q, k = rotate_heads(q_heads, k_heads, positions, rotary.cos_sin_cache)
+        return q.flatten(1), k.flatten(1)
 
     def attend_kept(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         if batch.last is not None and self.attends_last:
@@ -192,7 +205,7 @@ class SelfAttention(ProjectedAttention):
 
     def _norms_of_attention(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
         """What `Attention.forward` normalises by: RMS norms of each head by itself, right before
-        rotation; None for every other norm."""
+        its rotation, or right before attention; None for every other norm."""
         if is_traced() or self.temperature is not None:
             return None
         if type(q_norm) is not RMSNorm or type(k_norm) is not RMSNorm or q_norm.eps != k_norm.eps:

@@ -110,6 +110,7 @@ def attention(head: int, dtype: torch.dtype) -> Iterator[Run]:
         yield lambda given=given: rope_triton.rope_store_kv(
             *given[:3], given[7].positions, *given[3:7]
         )
+        yield lambda given=given: rope_triton.rotate_heads(*given[:2], given[7].positions, given[3])
 
 
 def latents(dtype: torch.dtype) -> Iterator[Run]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.attention.rope import rope_store_kv
+from specengine.kernels.attention.rope import rope_store_kv, rotate_heads
+from specengine.kernels.dispatch import Backend
 
 SLOTS = 12
 
@@ -34,6 +35,9 @@ class Inputs:
             self.loc,
             backend=backend,  # type: ignore[arg-type]
         )
+
+    def rotated(self, backend: Backend) -> tuple[Tensor, Tensor]:
+        return rotate_heads(self.q, self.k, self.positions, self.cos_sin, backend=backend)
 
 
 def inputs(
@@ -133,3 +137,31 @@ def test_zero_tokens(backend: str, device: torch.device) -> None:
         setattr(given, name, getattr(given, name)[:0])
     assert given.run(backend).shape == (0, 4, 16)
     assert not given.k_cache.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rotary_dim", "head_dim"), [(16, 16), (8, 16), (24, 24)])
+def test_rotation_alone_equals_that_of_the_write(
+    device: torch.device, rotary_dim: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    given = inputs(rotary_dim, head_dim, dtype, device)
+    before = given.q.clone(), given.k.clone()
+    backends: tuple[Backend, ...] = ("torch", "triton")
+    for backend in backends:
+        q, k = given.rotated(backend)
+        assert q.is_contiguous()
+        assert k.is_contiguous()
+        assert torch.equal(q, given.run(backend))
+        assert torch.equal(k, given.k_cache[given.loc])
+    assert torch.equal(given.q, before[0])
+    assert torch.equal(given.k, before[1])
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_rotation_alone_of_zero_tokens(backend: Backend, device: torch.device) -> None:
+    given = inputs(device=device)
+    for name in ("q", "k", "positions"):
+        setattr(given, name, getattr(given, name)[:0])
+    q, k = given.rotated(backend)
+    assert q.shape == (0, 4, 16)
+    assert k.shape == (0, 2, 16)

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import HunYuanDenseV1Config, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.glm4.modeling_glm4 import Glm4RotaryEmbedding
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+    HunYuanDenseV1RotaryEmbedding,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specengine.core.errors import ModelLoadError
@@ -138,6 +141,17 @@ def test_longrope_takes_the_long_divisors_where_requests_may_be_longer() -> None
     found, _ = rope_frequencies(64, 1024, rope_parameters(config))
     expected, _ = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=512)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_dynamic_with_a_fixed_alpha_stretches_the_base() -> None:
+    rope = SCALINGS["dynamic"] | {"factor": 1.0, "alpha": 50.0, "rope_theta": 1e4}
+    config = HunYuanDenseV1Config(head_dim=64, max_position_embeddings=1024, rope_parameters=rope)
+    found, factor = rope_frequencies(64, 1024, rope_parameters(config))
+    reference = HunYuanDenseV1RotaryEmbedding(config)
+    torch.testing.assert_close(found, reference.inv_freq, rtol=1e-6, atol=0)
+    assert factor == reference.attention_scaling == 1.0
+    plain, _ = rope_frequencies(64, 1024, rope | {"alpha": None})
+    assert float(plain[-1] / found[-1]) == pytest.approx(50.0)
 
 
 def test_part_of_a_head_is_rotated() -> None:

@@ -138,6 +138,7 @@ def test_pre_tokenizers_differ_where_they_should(tmp_path: Path) -> None:
         ("qwen35", "aBC|'LL| x|1|2| नमस्ते|,\n\n| c| 日本|4"),
         ("seed-coder", "aBC|'LL| x|1|2|3|4|5| a|/*|b|,|\n\n| c| 日本|4"),
         ("deepseek-v3", "aBC|'LL| x|123|45| a|/*|b|,\n\n| c| |日本|4"),
+        ("hunyuan-dense", "aBC|'LL| x|123|45| a|/*|b|,\n\n| c| |日本|4"),
         ("deepseek-llm", "aBC|'|LL| x|12345| a|/*|b|,|\n|\n| c| |日本|4|éΩﬀ|ٱ"),
         ("refact", "aBC|'|LL| x|1|2|3|4|5| a|/*|b|,|\n\n| c| 日本|4"),
         ("exaone4", "aBC|'|LL| x|12345| a|/*|b|,|\n\n| c| 日本|4"),

@@ -373,6 +373,26 @@ def _glm4_moe_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Ten
     return _corrections(found, fields) | {extra: torch.ones(4, 8)}
 
 
+def _hunyuan(fields: Fields) -> Fields:
+    """Frequencies as of a larger base, and a context that config.json need not tell."""
+    rope, dim = fields["rope_parameters"], fields["head_dim"]
+    return {
+        "rope.freq_base": rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2)),
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1,
+        "rope.scaling.original_context_length": 262144,
+        "context_length": 262144,
+    }
+
+
+def _dots1(fields: Fields) -> Fields:
+    return {
+        "leading_dense_block_count": fields["first_k_dense_replace"],
+        **_routed(fields),
+        "expert_weights_norm": fields["norm_topk_prob"],
+    }
+
+
 def _granite_moe_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
     """gate and up stand in one tensor in the checkpoint."""
     made = {}
@@ -677,6 +697,17 @@ CONVERSIONS: dict[str, list[Conversion]] = {
             ),
         ),
     ],
+    "arcee": [
+        Conversion(
+            "arcee", small, permutes=True, metadata=lambda f: {"rope.dimension_count": _rotated(f)}
+        )
+        for small in ({}, {"attention_bias": True, "mlp_bias": True})
+    ],
+    "hunyuandensev1": [
+        Conversion("hunyuan-dense", {"max_position_embeddings": 262144}, metadata=_hunyuan),
+        Conversion("hunyuan-dense", {"rope_parameters": _WHOLE_HEAD, "attention_bias": True}),
+    ],
+    "dots1": [Conversion("dots1", {"sliding_window": None}, metadata=_dots1, tensors=_corrections)],
     "gptoss": [
         Conversion("gpt-oss", {"swiglu_limit": 7.0}, metadata=_gpt_oss, tensors=_gpt_oss_tensors)
     ],

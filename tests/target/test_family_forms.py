@@ -28,6 +28,10 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("stablelm", {"num_key_value_heads": 4, "qk_layernorm": False}),
     ("gptneox", {**ONE_BY_ONE, "attention_bias": False}),
     ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
+    ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    ("dots1", {"norm_topk_prob": False, "attention_bias": True, "n_group": 1, "topk_group": 1}),
+    ("hunyuandensev1", {"rope_parameters": None, "attention_bias": True}),
+    ("hunyuandensev1", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
 ]
 
 

@@ -47,14 +47,38 @@ def test_unknown_activation_is_refused(family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen2", "qwen3", "gemma2", "gemma3", "olmo3", "smollm3", "cohere2", "exaone4", "qwen3next"],
+    [
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "olmo3",
+        "smollm3",
+        "cohere2",
+        "exaone4",
+        "qwen3next",
+        "dots1",
+    ],
 )
 def test_unknown_layer_type_is_refused(family: str) -> None:
     with pytest.raises(ModelLoadError, match="layer type 'chunked_attention' is not supported"):
         make(family, layer_types=["chunked_attention"] * 3)
 
 
-@pytest.mark.parametrize("family", ["llama", "granite", "olmo2", "seedoss", "smollm3", "exaone4"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "granite",
+        "olmo2",
+        "seedoss",
+        "smollm3",
+        "exaone4",
+        "arcee",
+        "dots1",
+        "hunyuandensev1",
+    ],
+)
 def test_partial_rotation_is_refused_where_the_family_has_none(family: str) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with pytest.raises(
@@ -80,7 +104,7 @@ def test_linear_attention_that_does_not_fit_together_is_refused(field: str) -> N
         make("qwen3next", **{field: 1})
 
 
-LATENT: dict[str, dict[str, tuple[Any, str]]] = {
+ROUTING: dict[str, dict[str, tuple[Any, str]]] = {
     "deepseekv2": {
         "topk_method": ("noaux_tc", "topk_method 'noaux_tc' is not supported; known: 'greedy'"),
         "scoring_func": ("sigmoid", "scoring_func 'sigmoid' is not supported; known: 'softmax'"),
@@ -92,12 +116,16 @@ LATENT: dict[str, dict[str, tuple[Any, str]]] = {
         "topk_method": ("greedy", "topk_method 'greedy' is not supported; known: 'noaux_tc'"),
         "scoring_func": ("softmax", "scoring_func 'softmax' is not supported; known: 'sigmoid'"),
     },
+    "dots1": {
+        "topk_method": ("greedy", "topk_method 'greedy' is not supported; known: 'noaux_tc'"),
+        "scoring_func": ("softmax", "scoring_func 'softmax' is not supported; known: 'noaux_tc'"),
+    },
 }
-LATENT_CASES = [(family, name) for family, fields in LATENT.items() for name in fields]
+ROUTING_CASES = [(family, name) for family, fields in ROUTING.items() for name in fields]
 
 
-@pytest.mark.parametrize(("family", "name"), LATENT_CASES)
+@pytest.mark.parametrize(("family", "name"), ROUTING_CASES)
 def test_other_routing_and_biases_are_refused(family: str, name: str) -> None:
-    value, message = LATENT[family][name]
+    value, message = ROUTING[family][name]
     with pytest.raises(ModelLoadError, match=message):
         make(family, **{name: value})

@@ -95,6 +95,7 @@ _SAME_AS = {
     **dict.fromkeys(("phi-2", "olmo", "mpt", "exaone4"), "gpt-2"),
     **dict.fromkeys(("smaug-bpe", "glm4", "chatglm-bpe"), "dbrx"),
     **dict.fromkeys(("llama4", "minimax-m2"), "gpt-4o"),
+    "hunyuan-dense": "deepseek-v3",
     **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez"), "qwen2"),
 }
 # Text is normalised (NFC) before it is cut.
