@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.config import ServerConfig
-from specengine.core.config_sources import config_from_flags
-from specengine.engine.async_engine import AsyncEngine
-from specengine.engine.build import build_engine
 from specengine.engine.loop import Engine
-from specengine.server.app import create_app
-from specengine.server.run import background_server
-from specengine.server.service import Service
+from tests.support.live_server import live_server
 from tests.support.waiting import until
 
 PROMPT = "abcabcabcabcabc"
@@ -37,23 +32,25 @@ FLAGS: dict[str, Any] = {
 class Live:
     url: str
     engine: Engine
-
-    @property
-    def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+    client: OpenAI
 
     def wait_until_idle(self) -> None:
         until(lambda: not self.engine.has_work)
 
 
+@contextmanager
+def served(**flags: Any) -> Iterator[Live]:
+    with (
+        live_server({**FLAGS, **flags}, SPEC) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Live(server.url, server.engine, client)
+
+
 @pytest.fixture(scope="module")
 def live(small_models: dict[str, Path]) -> Iterator[Live]:
-    engine = build_engine(config_from_flags({"model": str(small_models["llama"]), **FLAGS}, SPEC))
-    service = Service()
-    service.engine = AsyncEngine(engine)
-    with background_server(create_app(service), ServerConfig(port=0)) as url:
-        yield Live(url, engine)
-    service.engine.shutdown()
+    with served(model=str(small_models["llama"])) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -118,18 +115,17 @@ def test_logprobs_do_not_depend_on_speculation(live: Live, small_models: dict[st
 
 def test_a_client_that_leaves_frees_its_memory(live: Live) -> None:
     async def leave() -> None:
-        client = AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none")
-        stream = await client.completions.create(
-            model="small",
-            prompt="0123456789",
-            max_tokens=400,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        async for _ in stream:
-            break
-        await stream.close()
-        await client.close()
+        async with AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+            stream = await client.completions.create(
+                model="small",
+                prompt="0123456789",
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            async for _ in stream:
+                break
+            await stream.close()
 
     asyncio.run(leave())
     live.wait_until_idle()
@@ -141,19 +137,18 @@ def test_a_client_that_leaves_frees_its_memory(live: Live) -> None:
 
 def test_many_at_once(live: Live, expected: str) -> None:
     async def ask() -> list[str]:
-        client = AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none")
-        calls = [
-            client.completions.create(
-                model="small",
-                prompt=PROMPT,
-                max_tokens=30,
-                temperature=0,
-                extra_body={"ignore_eos": True},
-            )
-            for _ in range(12)
-        ]
-        answers = await asyncio.gather(*calls)
-        await client.close()
+        async with AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+            calls = [
+                client.completions.create(
+                    model="small",
+                    prompt=PROMPT,
+                    max_tokens=30,
+                    temperature=0,
+                    extra_body={"ignore_eos": True},
+                )
+                for _ in range(12)
+            ]
+            answers = await asyncio.gather(*calls)
         return [answer.choices[0].text for answer in answers]
 
     assert asyncio.run(ask()) == [expected] * 12

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from specengine.core.config import ServerConfig
-from specengine.core.config_sources import config_from_flags
-from specengine.engine.async_engine import AsyncEngine
-from specengine.engine.build import build_engine
-from specengine.server.app import create_app
-from specengine.server.run import background_server
-from specengine.server.service import Service
-from tests.e2e.test_server_engine import FLAGS, SPEC, Live
+from tests.e2e.test_server_engine import Live, served
 
 JSON = '{"city": "Paris", "days": 22}'
 # Drafts come from the prompt, which shows each format.
@@ -44,13 +37,8 @@ def live(
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text("{{ 'tools' if tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
     fields = {"tool_call_parser": request.param, "chat_template": str(template)}
-    flags = {"model": str(small_models["llama"]), **FLAGS, **fields}
-    engine = build_engine(config_from_flags(flags, SPEC))
-    service = Service()
-    service.engine = AsyncEngine(engine)
-    with background_server(create_app(service, None), ServerConfig(port=0)) as url:
-        yield Live(url, engine)
-    service.engine.shutdown()
+    with served(model=str(small_models["llama"]), **fields) as found:
+        yield found
 
 
 def options(live: Live) -> dict[str, Any]:
