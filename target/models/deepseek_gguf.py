@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
-from specengine.runner.loader.family import GGUF_EXPERTS, GGUF_SHARED_EXPERTS, GgufFormat, Tensors
+from specengine.runner.loader.family import (
+    GGUF_EXPERTS,
+    GGUF_ROUTING,
+    GGUF_SHARED_EXPERTS,
+    GgufFormat,
+    Tensors,
+)
 from specengine.runner.loader.gguf_fields import rope_parameters, shortest
 
 if TYPE_CHECKING:
@@ -33,11 +39,7 @@ _TENSORS = {
 _METADATA = {
     "attention.kv_lora_rank": "kv_lora_rank",
     "rope.dimension_count": "qk_rope_head_dim",
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-    "leading_dense_block_count": "first_k_dense_replace",
+    **GGUF_ROUTING,
 }
 
 

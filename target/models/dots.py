@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import ExpertsSpec
-from specengine.runner.loader.family import GGUF_EXPERTS, GGUF_SHARED_EXPERTS, GgufFormat
+from specengine.runner.loader.family import (
+    GGUF_EXPERTS,
+    GGUF_ROUTING,
+    GGUF_SHARED_EXPERTS,
+    GgufFormat,
+)
 from specengine.runner.loader.gguf_fields import biases
 from specengine.target.models.deepseek import require
+from specengine.target.models.glm_moe import grouped_experts
 from specengine.target.models.qwen import Qwen3ForCausalLM
 
 
@@ -24,11 +30,7 @@ class Dots1ForCausalLM(Qwen3ForCausalLM):
             "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         },
         metadata={
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "n_shared_experts",
-            "leading_dense_block_count": "first_k_dense_replace",
+            **GGUF_ROUTING,
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "norm_topk_prob",
         },
@@ -59,17 +61,4 @@ class Dots1ForCausalLM(Qwen3ForCausalLM):
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:
         """Published configurations call the choice by sigmoid, too, after the correction."""
         require(config, scoring_func=("noaux_tc", "sigmoid"), topk_method=("noaux_tc",))
-        spec = ExpertsSpec(
-            config.n_routed_experts,
-            config.num_experts_per_tok,
-            config.moe_intermediate_size,
-            scores="sigmoid",
-            normalised=config.norm_topk_prob,
-            scaling=config.routed_scaling_factor,
-            has_correction=True,
-            num_groups=config.n_group,
-            num_chosen_groups=config.topk_group,
-            shared_size=config.n_shared_experts * config.moe_intermediate_size,
-        )
-        layers, dense = config.num_hidden_layers, config.first_k_dense_replace
-        return [None if layer < dense else spec for layer in range(layers)]
+        return grouped_experts(config)

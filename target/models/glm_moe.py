@@ -6,9 +6,33 @@ from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.rotary import rotary_fraction
-from specengine.runner.loader.family import GGUF_EXPERTS, GGUF_SHARED_EXPERTS, GgufFormat
+from specengine.runner.loader.family import (
+    GGUF_EXPERTS,
+    GGUF_ROUTING,
+    GGUF_SHARED_EXPERTS,
+    GgufFormat,
+)
 from specengine.runner.loader.gguf_fields import biases
 from specengine.target.models.llama import LlamaForCausalLM
+
+
+def grouped_experts(config: Any) -> list[ExpertsSpec | None]:
+    """Dense first layers, then experts chosen by sigmoid within groups, with a correction, beside
+    shared ones."""
+    spec = ExpertsSpec(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        scores="sigmoid",
+        normalised=config.norm_topk_prob,
+        scaling=config.routed_scaling_factor,
+        has_correction=True,
+        num_groups=config.n_group,
+        num_chosen_groups=config.topk_group,
+        shared_size=config.n_shared_experts * config.moe_intermediate_size,
+    )
+    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
+    return [None if layer < dense else spec for layer in range(layers)]
 
 
 class Glm4MoeForCausalLM(LlamaForCausalLM):
@@ -25,11 +49,7 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
             "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         },
         metadata={
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "n_shared_experts",
-            "leading_dense_block_count": "first_k_dense_replace",
+            **GGUF_ROUTING,
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "norm_topk_prob",
         },
@@ -65,17 +85,4 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:
-        spec = ExpertsSpec(
-            config.n_routed_experts,
-            config.num_experts_per_tok,
-            config.moe_intermediate_size,
-            scores="sigmoid",
-            normalised=config.norm_topk_prob,
-            scaling=config.routed_scaling_factor,
-            has_correction=True,
-            num_groups=config.n_group,
-            num_chosen_groups=config.topk_group,
-            shared_size=config.n_shared_experts * config.moe_intermediate_size,
-        )
-        layers, dense = config.num_hidden_layers, config.first_k_dense_replace
-        return [None if layer < dense else spec for layer in range(layers)]
+        return grouped_experts(config)

@@ -20,6 +20,14 @@ GGUF_EXPERTS: Mapping[str, str] = {
     "ffn_gate_inp": "mlp.gate",
     **{f"ffn_{one}_exps": f"mlp.experts.*.{one}_proj" for one in ("gate", "up", "down", "gate_up")},
 }
+# Fields of experts behind dense first layers, where config.json calls them as DeepSeek does.
+GGUF_ROUTING: Mapping[str, str] = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
 # The one that every row runs, where checkpoints say `shared_experts`.
 GGUF_SHARED_EXPERTS: Mapping[str, str] = {
     f"ffn_{one}_shexp": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")
