@@ -108,6 +108,7 @@ def compare_prompts(dtype: torch.dtype, in_chunks: bool = False) -> None:
     given, weights = make_inputs(300, dtype), make_weights(dtype)
     rows = torch.tensor([1, 2], device=CUDA)
     batch = PromptBatch(rows, [200, 100], [0, 7], (Save(0, 150, 3), Save(1, 99, 4)))
+    assert delta_rule.chunks_are_faster(batch.lens)
     outs, states = [], []
     for backend in ("torch", "triton"):
         states.append(make_pool(4, 1, 1, dtype).state(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specengine.layers.rotary import rope_parameters
+from specengine.layers.rotary import dynamic_base, rope_parameters
 
 # Kinds that are the same for every layer and text; others depend on one or the other.
 _KINDS = ("default", "linear", "llama3", "yarn")
@@ -21,5 +21,8 @@ def draft_rope(target: Any) -> dict[str, Any]:
     kind = "full_attention" if "full_attention" in kinds else next(iter(kinds), None)
     parameters = dict(rope_parameters(target, kind))
     if parameters["rope_type"] not in _KINDS:
-        return {"rope_theta": parameters["rope_theta"], "rope_type": "default"}
+        dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
+        is_dynamic = parameters["rope_type"] == "dynamic"
+        base = dynamic_base(dim, parameters) if is_dynamic else parameters["rope_theta"]
+        return {"rope_theta": base, "rope_type": "default"}
     return {name: value for name, value in parameters.items() if name not in _LEFT_OUT}

@@ -1,4 +1,4 @@
-"""Norms of the heads of q and k before rotation, where no fused kernel computes them."""
+"""Norms of the heads of q and k right before attention, where no fused kernel computes them."""
 
 from __future__ import annotations
 

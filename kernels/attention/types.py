@@ -30,7 +30,8 @@ class PagedBatch:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of each head of q and of k by itself, as linear.norm has them, before rotation."""
+    """RMS norms of each head of q and of k by itself, as linear.norm has them, before any
+    rotation by attention itself."""
 
     q_weight: Tensor  # [D], of q's dtype or float32
     k_weight: Tensor  # the same

@@ -22,8 +22,8 @@ from specengine.kernels.delta.types import (
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.sizes import cdiv
 
-# Whether a card takes long prompts in chunks by Triton. Right on an H200, and faster there for one
-# prompt of hundreds of tokens; texts of whole models were not compared with it.
+# Whether a card takes long prompts in chunks by Triton. On an H200 its kernels equal the reference
+# and are faster for one prompt of hundreds of tokens. Texts of whole models were not compared.
 CHUNKS_IN_TRITON = False
 # Microseconds a layer on an H200, of Qwen3-Next's heads: the next token of one request, each token
 # of many requests, a chunk by Triton, and what its kernels take to start. Chunks by PyTorch take

@@ -84,9 +84,9 @@ class Attention(split_ops.Numbered):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """positions int64 [T]; q [T, num_heads * head_dim]; k, v [T, num_kv_heads * head_dim] ->
-        [T, num_heads * head_dim]. norms: of the heads of q and k, before rotation; none in a trace.
-        Zero tokens need no plan. Raises PlanMismatchError where the batch's attention plan is
-        missing or was made for another batch."""
+        [T, num_heads * head_dim]. norms: of the heads of q and k, before any rotation here; none in
+        a trace. Zero tokens need no plan. Raises PlanMismatchError where the batch's attention plan
+        is missing or was made for another batch."""
         if is_traced():
             assert norms is None, "a traced model normalises heads before"
             return split_ops.ATTENTION(self, (q, k, v), q.shape[1:], q.dtype)

@@ -130,13 +130,16 @@ def _linear(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
     return _base_frequencies(dim, p) / p["factor"], 1.0
 
 
+def dynamic_base(dim: int, p: RopeParameters) -> float:
+    """The base of type "dynamic", of dim numbers of a head. It grows beyond max_position_embeddings
+    alone, where no request comes. A fixed alpha in place of a factor (Hunyuan; read in any family)
+    stretches it for every text, so that the slowest pair turns 1 / alpha as fast."""
+    base = float(p["rope_theta"])
+    return base * p["alpha"] ** (dim / (dim - 2)) if p.get("alpha") else base
+
+
 def _dynamic(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
-    """Turns slower beyond max_position_embeddings alone, where no request comes. A fixed alpha in
-    place of a factor stretches the base of every text, so that the slowest pair turns 1 / alpha as
-    fast."""
-    if not p.get("alpha"):
-        return _default(dim, p)
-    return _default(dim, p | {"rope_theta": p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))})
+    return _default(dim, p | {"rope_theta": dynamic_base(dim, p)})
 
 
 def _llama3(dim: int, p: RopeParameters) -> tuple[Tensor, float]:

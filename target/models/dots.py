@@ -37,7 +37,7 @@ class Dots1ForCausalLM(Qwen3ForCausalLM):
         fields=lambda file: {
             "n_group": file.get("{arch}.expert_group_count", 1),
             "topk_group": file.get("{arch}.expert_group_used_count", 1),
-            "sliding_window": None,  # files tell none
+            "sliding_window": None,  # files state none
             **biases(file, attention_bias="attn_q"),
         },
     )
@@ -59,6 +59,6 @@ class Dots1ForCausalLM(Qwen3ForCausalLM):
 
     @classmethod
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:
-        """Published configurations call the choice by sigmoid, too, after the correction."""
+        """Published configurations have the correction's name as `scoring_func`, too."""
         require(config, scoring_func=("noaux_tc", "sigmoid"), topk_method=("noaux_tc",))
         return grouped_experts(config)

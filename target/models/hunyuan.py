@@ -13,7 +13,7 @@ from specengine.target.models.llama import LlamaForCausalLM
 class HunYuanDenseV1ForCausalLM(LlamaForCausalLM):
     """Heads of q and k normalised behind the rotation, whose base a fixed `alpha` stretches."""
 
-    # The base that files tell is the stretched one.
+    # The base that files state is the stretched one.
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
         ("hunyuan-dense",),
         "hunyuan_v1_dense",

@@ -313,7 +313,7 @@ def test_layer_without_a_norm_of_its_own_follows_new_weights_of_the_target(
 
 
 def states_of(model: MtpModel) -> Tensor:
-    """Of nine rows."""
+    """What the layer gives of nine rows."""
     hidden = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(2))
     return Runner(model)(list(range(5, 14)), hidden)[0]
 
@@ -349,11 +349,16 @@ def test_layer_in_fp8_blocks_may_be_named_by_its_folder(has_config: bool, tmp_pa
     assert torch.equal(states_of(own), states_of(named))
 
 
-def test_layer_in_floating_point_may_stand_beside_a_quantised_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_config", [True, False], ids=["with its config", "without config"])
+def test_layer_in_floating_point_may_stand_beside_a_quantised_target(
+    has_config: bool, tmp_path: Path
+) -> None:
     folder, _ = publish(PUBLISHED["Qwen3-Next-80B-A3B"], tmp_path)
     pair = quantise_model(folder, tmp_path / "made", FORMATS["fp8 blocks of 128"])
+    apart = Path(shutil.copytree(pair.dense, tmp_path / "apart"))
+    if not has_config:
+        (apart / "config.json").unlink()
     [own], [named] = (
-        load_models(place, draft_model_path=str(pair.dense))
-        for place in (pair.dense, pair.quantised)
+        load_models(place, draft_model_path=str(apart)) for place in (pair.dense, pair.quantised)
     )
     assert_near(states_of(own), states_of(named))

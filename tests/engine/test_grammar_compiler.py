@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,12 @@ def test_llguidance_that_is_too_old_is_refused_by_its_version(
 
 def test_versions_are_compared_by_their_numbers() -> None:
     assert release_of("1.8.2") < LEAST_VERSION <= release_of("1.9") < release_of("1.10.0rc1")
+
+
+def test_least_version_is_the_one_that_the_extra_asks_for() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    least = ".".join(map(str, LEAST_VERSION))
+    assert project["optional-dependencies"]["grammar"] == [f"llguidance>={least}"]
 
 
 def test_a_model_without_an_end_is_refused(world: World) -> None:

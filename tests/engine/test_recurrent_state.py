@@ -289,4 +289,5 @@ def test_prompts_in_chunks_on_a_gpu_change_no_text_but_for_ties(
         llm = make(target, **flags)
         found.append([one for _ in range(2) for one in llm.generate(ids, asked, progress=False)])
         assert (delta_chunks_triton.__name__ in forms) == in_chunks
-    assert assert_same_but_for_ties(found[1], found[0]) <= len(ids)
+        assert llm.engine.stats().num_cached_tokens > 0  # of the second time
+    assert assert_same_but_for_ties(found[1], found[0]) <= 4  # two prompts, twice

@@ -104,6 +104,7 @@ def test_triton_takes_long_prompts_in_as_the_reference(
     that powers of a chunk's system grow beyond any digit."""
     saves = (Save(0, 1, 6), Save(0, 70, 2), Save(2, 64, 0))
     batch = PromptBatch(torch.tensor([1, 3, 5]), [150, 1, 66], [0, 9, 2], saves)
+    assert delta_rule.chunks_are_faster(batch.lens)
     given = inputs(217)
     if are_alike:
         given = DeltaInputs(
@@ -115,6 +116,7 @@ def test_triton_takes_long_prompts_in_as_the_reference(
 @IN_INTERPRETER
 def test_triton_takes_a_prompt_in_in_chunks(world: World, device: torch.device) -> None:
     batch = PromptBatch(torch.tensor([1, 3]), [67, 2], [4, 0], (Save(0, 65, 6),))
+    assert delta_rule.chunks_are_faster(batch.lens)
     assert_prompts_are_taken_in_alike(inputs(69), batch, world)
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 # Compiled grammars kept, and bytes of theirs.
 MAX_KEPT = 64
 MAX_KEPT_BYTES = 25 * 2**20
-LEAST_VERSION = (1, 9)  # of llguidance: older ones take one end-of-text token
+LEAST_VERSION = (1, 9)  # of llguidance, as in pyproject.toml; older ones take one end of text
 # Of one that was not measured. Some regular expressions take a million times their text.
 BYTES_A_CHARACTER = 50
 
 
 @cache
-def installed_version() -> str:
-    """Of llguidance."""
-    return version("llguidance")
+def installed_version() -> str | None:
+    """The version of llguidance that is installed; None where nothing states it."""
+    try:
+        return version("llguidance")
+    except PackageNotFoundError:
+        return None
 
 
 def release_of(text: str) -> tuple[int, ...]:
@@ -103,7 +106,7 @@ class GrammarCompiler:
                 spec.param,
             ) from error
         found = installed_version()
-        if release_of(found) < LEAST_VERSION:
+        if found is not None and release_of(found) < LEAST_VERSION:
             least = ".".join(map(str, LEAST_VERSION))
             raise RequestError(
                 f"{spec.param} needs llguidance {least} or newer, and {found} is installed; "
