@@ -25,7 +25,7 @@ def edited(logits: list[float], req: Req, above: list[int]) -> list[float]:
 
 
 def distribution(logits: list[float], req: Req, above: list[int] | None = None) -> list[float]:
-    """Probability of each next token. Logits must differ where top-k or top-p could cut."""
+    """Probability of each next token. Equals of the last one that a cut keeps stay, too."""
     logits, params = edited(logits, req, above or []), req.sampling
     best = max(logits)
     if params.is_greedy:
@@ -44,13 +44,12 @@ def _top_k(probs: list[float], params: SamplingParams) -> list[float]:
 def _top_p(probs: list[float], params: SamplingParams) -> list[float]:
     if params.top_p == 1.0:
         return probs
-    mass, kept = 0.0, set()
-    for token in sorted(range(len(probs)), key=lambda t: -probs[t]):
+    mass, least = 0.0, 0.0
+    for least in sorted(probs, reverse=True):
+        mass += least
         if mass >= params.top_p:
             break
-        mass += probs[token]
-        kept.add(token)
-    return _normalised([p if token in kept else 0.0 for token, p in enumerate(probs)])
+    return _normalised([p if p >= least else 0.0 for p in probs])
 
 
 def _min_p(probs: list[float], params: SamplingParams) -> list[float]:

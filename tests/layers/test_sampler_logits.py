@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -128,6 +128,7 @@ def test_rows_count_the_tokens_above_them(
 
 @settings(max_examples=60)
 @given(st.integers(0, 5000), st.floats(0.05, 0.999), st.sampled_from([0, 0, 300, 700]))
+@example(45, 0.05078125, 0)  # two equal logits at the cut
 def test_nuclei_larger_than_the_first_candidates(seed: int, top_p: float, top_k: int) -> None:
     logits = random_logits(2, seed, vocab=1500) / 4
     flat = make_req({"top_p": top_p, "top_k": top_k}, [1], [])
