@@ -15,7 +15,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton, delta_rule
+from specengine.kernels.delta import (
+    delta_chunks_ref,
+    delta_chunks_triton,
+    delta_prompt_triton,
+    delta_rule,
+)
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -103,17 +108,15 @@ def compare(dtype: torch.dtype, width: int) -> None:
 def compare_prompts(dtype: torch.dtype, in_chunks: bool = False) -> None:
     """Triton against PyTorch, a save in the middle. in_chunks: not token by token. Raises
     AssertionError."""
-    delta_rule.CHUNKS_IN_TRITON = in_chunks
     near = {"atol": 1e-3, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
     given, weights = make_inputs(300, dtype), make_weights(dtype)
     rows = torch.tensor([1, 2], device=CUDA)
     batch = PromptBatch(rows, [200, 100], [0, 7], (Save(0, 150, 3), Save(1, 99, 4)))
-    assert delta_rule.chunks_are_faster(batch.lens)
+    form = delta_chunks_triton if in_chunks else delta_prompt_triton
     outs, states = [], []
-    for backend in ("torch", "triton"):
+    for extend in (delta_chunks_ref.extend, form.extend):
         states.append(make_pool(4, 1, 1, dtype).state(0))
-        run = delta_rule.extend(given, weights, states[-1], batch, SHAPE, backend=backend)  # type: ignore[arg-type]
-        outs.append(run)
+        outs.append(extend(given, weights, states[-1], batch, SHAPE))
     torch.testing.assert_close(outs[1], outs[0], **near)
     torch.testing.assert_close(states[1].memory[1:], states[0].memory[1:], **near)
     assert torch.equal(states[1].inputs[1:], states[0].inputs[1:])

@@ -8,8 +8,9 @@ others, too: here all read the same files. OUT gets a JSON file and a log a run:
 and with drafts of a forced accepted length), experts (how many experts a step reads; of one card
 alone), sglang, vllm, and NAME-eagle3 and NAME-mtp of the peers that --eagle3 and --mtp name. In
 this order, --at-once of
-them start together, and are measured one at a time. A run that fails is told, and holds up no
-other. The checkpoint is deleted at the end.
+them start together, and are measured one at a time. --first-token N ...: the milliseconds to the
+first token of one prompt of so many tokens, in place of that work, without drafts. A run that fails
+is told, and holds up no other. The checkpoint is deleted at the end.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ HEADROOM = 16 << 30  # bytes of memory that engines need beside files in shared 
 
 
 HERE = Path(__file__).resolve().parent
+MODES = HERE.parent / "step/prefill_modes.py"
 STARTING = 0.7  # of the limit may pass until all of a wave are up
 ALL_BUT = 0.98  # of a card's memory: what others have on it counts
 
@@ -67,6 +69,11 @@ def runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> list[Run]:
 
 
 def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterator[Run]:
+    if args.first_token:
+        lengths = ["--lengths", *map(str, args.first_token)]
+        bench = [sys.executable, str(MODES), str(folder), "--load-format", "auto", *lengths]
+        yield _run(args.out, "specengine", [*bench, "--modes", "full"])
+        return
     script = str(HERE / "specengine_throughput.py")
     shared = ["--mem-fraction-static", str(ALL_BUT), "--max-total-tokens", str(args.tokens)]
     memory = shared if args.at_once > 1 else []
@@ -94,7 +101,7 @@ def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
     memory = share_of_memory(args.at_once, args.tokens, args.token_bytes)
     for peer in ENGINES[1:]:
         if python := getattr(args, peer):
-            more = eagle3 if peer in args.eagle3 else []
+            more = eagle3 if peer in args.eagle3 and not args.first_token else []
             mtp = layer if peer in args.mtp else []
             options = [*memory, *args.option_of]
             yield from peer_runs(args.out, {peer: python}, words, more, options, mtp=mtp)
@@ -105,7 +112,8 @@ def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
 def words_of(args: argparse.Namespace) -> list[str]:
     """Of every engine."""
     sizes = ["--batch-sizes", *map(str, args.batch_sizes)]
-    return [*sizes, "--repeats", str(args.repeats), "--new-tokens", str(args.new_tokens)]
+    words = [*sizes, "--repeats", str(args.repeats), "--new-tokens", str(args.new_tokens)]
+    return [*words, "--first-token", *map(str, args.first_token)] if args.first_token else words
 
 
 def _run(out: Path, name: str, command: list[str]) -> Run:
@@ -248,6 +256,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument(
+        "--first-token", type=int, nargs="+", metavar="N", help="time prompts of so many tokens"
+    )
     parser.add_argument("--tp-size", type=int, default=1, help="cards that share the model")
     parser.add_argument(
         "--at-once", type=int, default=1, help="runs that start together; all must fit on the card"
@@ -262,6 +273,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.mtp == []:
         args.mtp = ENGINES[:1]
+    if args.first_token and args.mtp:
+        parser.error("--first-token: prompts are timed without drafts, so without --mtp")
     return args
 
 

@@ -3,12 +3,13 @@
     python benchmarks/step/prefill_modes.py smollm2-shape llama-3.1-8b-shape
     python benchmarks/step/prefill_modes.py --start-up llama-3.1-8b-shape
 
-Random weights, one request at a time, no prefix cache. Each mode's engine is built anew over the
+Random weights, or a folder's with --load-format auto; one request at a time, no prefix cache. Each mode's engine is built anew over the
 same weights. Prompts come when all graphs of idle moments are captured, as a server's that has had
 a quiet second. --turns: others start on the same card meanwhile; the first model is loaded beside
 them, and all else waits for its turn (benchmarks/peers/first_tokens.py). --start-up: an engine in
 compiled pieces in two processes, one after the other, whose caches of compiled code are empty at
-first, and its times to the first token. Run it on a GPU.
+first, and its times to the first token. --json: the rows go there, and no table is written. Run it
+on a GPU.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
+from specengine.lab.environment import environment
 from specengine.runner.fallbacks import GraphStats
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -59,12 +61,16 @@ REPEATS = 9
 NEARLY_ALL = 0.95  # of the card's memory: what others have on it counts
 
 
-def config_of(model: str, mode: str, fraction: float | None = None) -> EngineConfig:
+def config_of(
+    model: str, mode: str, fraction: float | None = None, **weights: Any
+) -> EngineConfig:
+    """weights: of ModelConfig."""
+    weights = {"load_format": "dummy"} | weights
     memory = MemoryConfig(
         max_total_tokens=16384, disable_radix_cache=True, mem_fraction_static=fraction
     )
     return EngineConfig(
-        model=ModelConfig(model=model, load_format="dummy", context_length=8192),
+        model=ModelConfig(model=model, context_length=8192, **weights),
         memory=memory,
         schedule=ScheduleConfig(max_running_requests=8),
         graph=GraphConfig(**MODES[mode]),
@@ -91,21 +97,27 @@ def first_tokens(
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    loaded: LoadedModel | None = load(config_of(given.models[0], "none"), Phases())
+    weights = weights_of(given)
+    loaded: LoadedModel | None = load(config_of(given.models[0], "none", **weights), Phases())
     with turn(given.turns):
         for model in given.models:
-            loaded = loaded or load(config_of(model, "none"), Phases())
+            loaded = loaded or load(config_of(model, "none", **weights), Phases())
             rows += measure_modes(given, model, loaded)
             loaded = None
             gc.collect()
     return rows
 
 
+def weights_of(given: argparse.Namespace) -> dict[str, Any]:
+    return {"load_format": given.load_format, "quantization": given.quantization}
+
+
 def measure_modes(
     given: argparse.Namespace, model: str, loaded: LoadedModel
 ) -> Iterator[dict[str, Any]]:
     for mode in given.modes:
-        config = config_of(model, mode, NEARLY_ALL if given.turns else None)
+        fraction = NEARLY_ALL if given.turns else None
+        config = config_of(model, mode, fraction, **weights_of(given))
         start = perf_counter()
         engine = build_engine(config, loaded, Phases())
         row: dict[str, Any] = {"model": model, "mode": mode, "start, s": perf_counter() - start}
@@ -161,6 +173,9 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=Path, metavar="FOLDER", help="start beside others, be measured alone"
     )
+    parser.add_argument("--load-format", default="dummy")
+    parser.add_argument("--quantization", help="of weights when they are loaded")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--start-up", action="store_true")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -171,6 +186,9 @@ def main() -> None:
         title = "Start-up with compiled pieces, caches empty and filled"
         notes = "Seconds; of prompts, milliseconds to the first token, medians of six."
         print(report.write("prefill-modes", "start-up", title, rows, notes))
+    elif given.json is not None:
+        found = {"environment": environment(), "rows": measure(given)}
+        given.json.write_text(json.dumps(found, indent=1))
     else:
         title = "Time to the first token by the prompt's length and --cuda-graph-mode"
         notes = "Milliseconds, medians of six; columns are lengths of prompts in tokens."

@@ -22,9 +22,6 @@ from specengine.kernels.delta.types import (
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.sizes import cdiv
 
-# Whether a card takes long prompts in chunks by Triton. On an H200 its kernels equal the reference
-# and are faster for one prompt of hundreds of tokens. Texts of whole models were not compared.
-CHUNKS_IN_TRITON = False
 # Microseconds a layer on an H200, of Qwen3-Next's heads: the next token of one request, each token
 # of many requests, a chunk by Triton, and what its kernels take to start. Chunks by PyTorch take
 # 6.3 ms for 2,048 tokens.
@@ -43,8 +40,8 @@ def extend(
 ) -> Tensor:
     """Prompts: the rule over the tokens of each request, from the state in its slot, which holds
     the state behind the last one afterwards -> float32 [T, M, E]. On CUDA by Triton kernels, all
-    requests at once: token by token, or in chunks where these are faster and CHUNKS_IN_TRITON
-    allows them. Else, and on any device, in chunks by PyTorch."""
+    requests at once: token by token, or in chunks where these are faster, but not of float32. Else,
+    and on any device, in chunks by PyTorch."""
     if use_triton(backend, given.mixed_TC):
         run = _in_triton(given.mixed_TC, batch.lens)
         if run is not None:
@@ -57,10 +54,10 @@ def _in_triton(mixed: Tensor, lens: Sequence[int]) -> Callable[..., Tensor] | No
     from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton
 
     # Chunks of float32 would spill 13 KB a thread, for which CUDA sets gigabytes aside.
-    if not mixed.is_cuda or (CHUNKS_IN_TRITON and mixed.dtype != torch.float32):
-        in_chunks = chunks_are_faster(lens)
-        return delta_chunks_triton.extend if in_chunks else delta_prompt_triton.extend
-    return delta_prompt_triton.extend if max(lens) <= LONGEST_STEPS_BEFORE_TORCH else None
+    if mixed.is_cuda and mixed.dtype == torch.float32:
+        return delta_prompt_triton.extend if max(lens) <= LONGEST_STEPS_BEFORE_TORCH else None
+    in_chunks = chunks_are_faster(lens)
+    return delta_chunks_triton.extend if in_chunks else delta_prompt_triton.extend
 
 
 def chunks_are_faster(lens: Sequence[int]) -> bool:

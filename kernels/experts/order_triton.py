@@ -1,5 +1,5 @@
 """Slots sorted by expert, in tiles, stably: few by comparing each with all, in one kernel, more by
-counting, in two."""
+counting, in three."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -19,7 +19,7 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.sizes import cdiv, power_of_2
 
 _CHUNK = 128  # slots of a program, which a byte counts
-_CHUNKS = 32  # whose counts are read at once
+_EXPERTS = 16  # whose counts a program adds up, of all chunks
 _MOST_COMPARED = 2048  # slots of which each is compared with all
 _COMPARED = 16  # slots of a program that compares
 
@@ -41,13 +41,14 @@ class Order:
 def _count_kernel(
     ids_ptr,
     counts_ptr,
+    totals_ptr,
     num_slots,
     num_experts,
     DEPENDENT: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """counts[c, e]: slots of expert e in chunk c."""
+    """counts[c, e]: slots of expert e in chunk c; totals[e], zeros before: in all."""
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
@@ -56,6 +57,7 @@ def _count_kernel(
     ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=2147483647)
     counts = tl.histogram(ids, BLOCK_E, mask=slots < num_slots)
     tl.store(counts_ptr + chunk * num_experts + e, counts, mask=e < num_experts)
+    tl.atomic_add(totals_ptr + e, counts, mask=(e < num_experts) & (counts > 0), sem="relaxed")
 
 
 @triton.jit
@@ -110,48 +112,63 @@ def _compare_kernel(
         tl.store(slots_ptr + place, slots, mask=slots < num_slots)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_chunks", "max_tiles"])
-def _place_kernel(
-    ids_ptr,
+@triton.jit(do_not_specialize=["num_chunks", "max_tiles"])
+def _start_kernel(
     counts_ptr,
-    slots_ptr,
+    totals_ptr,
+    starts_ptr,
     tiles_ptr,
-    num_slots,
     num_chunks,
     max_tiles,
     num_experts,
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    OWN: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_E: tl.constexpr,
+):
+    """starts[c, e]: the place of chunk c's first slot of expert e. The last program makes the
+    tiles; each other has some experts."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    program, e = tl.program_id(0), tl.arange(0, BLOCK_E)
+    total = tl.load(totals_ptr + e, mask=e < num_experts, other=0)
+    if program == tl.num_programs(0) - 1:
+        _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
+    else:
+        own, c = program * OWN + tl.arange(0, OWN), tl.arange(0, BLOCK_C)
+        is_own = own < num_experts
+        first = tl.sum(tl.where(e < program * OWN, total, 0), axis=0)
+        own_total = tl.load(totals_ptr + own, mask=is_own, other=0)
+        first += tl.cumsum(own_total, axis=0) - own_total
+        place = c[:, None] * num_experts + own[None, :]
+        mask = (c < num_chunks)[:, None] & is_own[None, :]
+        counts = tl.load(counts_ptr + place, mask=mask, other=0).to(tl.int32)
+        starts = tl.cumsum(counts, axis=0) - counts + first[None, :]
+        tl.store(starts_ptr + place, starts, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _place_kernel(
+    ids_ptr,
+    starts_ptr,
+    slots_ptr,
+    num_slots,
+    num_experts,
+    DEPENDENT: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
-    chunk = tl.program_id(0)
-    e, is_e = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_E) < num_experts
-    before = tl.zeros((BLOCK_E,), dtype=tl.int32)
-    total = tl.zeros((BLOCK_E,), dtype=tl.int32)
-    for c0 in range(0, num_chunks, CHUNKS):
-        c = c0 + tl.arange(0, CHUNKS)
-        counts = tl.load(
-            counts_ptr + c[:, None] * num_experts + e[None, :],
-            mask=(c < num_chunks)[:, None] & is_e[None, :],
-            other=0,
-        ).to(tl.int32)
-        total += tl.sum(counts, axis=0)
-        before += tl.sum(tl.where((c < chunk)[:, None], counts, 0), axis=0)
-    ends = tl.cumsum(total, axis=0)
-    if chunk == 0:
-        _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
-    slots = chunk * CHUNK + tl.arange(0, CHUNK)
+    chunk, s = tl.program_id(0), tl.arange(0, CHUNK)
+    slots = chunk * CHUNK + s
     ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1)
     # By comparing each with all: a running sum for each expert would take far longer.
-    s = tl.arange(0, CHUNK)
     is_before = (ids[None, :] == ids[:, None]) & (s[None, :] < s[:, None])
-    first = tl.where(ids[:, None] == e[None, :], (ends - total + before)[None, :], 0)
-    place = tl.sum(first, axis=1) + tl.sum(is_before.to(tl.int32), axis=1)
+    start = tl.load(starts_ptr + chunk * num_experts + ids, mask=slots < num_slots, other=0)
+    place = start + tl.sum(is_before.to(tl.int32), axis=1)
     tl.store(slots_ptr + place, slots, mask=slots < num_slots)
 
 
@@ -164,11 +181,7 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
         torch.empty(3, max_tiles, dtype=torch.int32, device=device),
     )
     dependent = has_dependent_launch(ids)
-    options = {
-        "DEPENDENT": dependent,
-        "BLOCK_E": power_of_2(num_experts),
-        **({"launch_pdl": True} if dependent else {}),
-    }
+    options = {"DEPENDENT": dependent, **({"launch_pdl": True} if dependent else {})}
     if num_slots > _MOST_COMPARED:
         _by_counting(ids, found, num_experts, tile, options)
         return found
@@ -182,6 +195,7 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
         TILE=tile,
         OWN=_COMPARED,
         BLOCK_S=max(power_of_2(num_slots), 16),
+        BLOCK_E=power_of_2(num_experts),
         num_warps=4,
         **options,
     )
@@ -191,22 +205,37 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
 def _by_counting(
     ids: Tensor, found: Order, num_experts: int, tile: int, options: dict[str, Any]
 ) -> None:
-    num_slots = len(found.slots)
-    num_chunks = cdiv(num_slots, _CHUNK)
-    # Every program that places reads all counts.
-    counts = torch.empty(num_chunks, num_experts, dtype=torch.uint8, device=ids.device)
-    options = {**options, "CHUNK": _CHUNK, "num_warps": 8}
-    _count_kernel[(num_chunks,)](ids, counts, num_slots, num_experts, **options)
-    _place_kernel[(num_chunks,)](
+    num_slots, device = len(found.slots), ids.device
+    num_chunks, block = cdiv(num_slots, _CHUNK), power_of_2(num_experts)
+    counts = torch.empty(num_chunks, num_experts, dtype=torch.uint8, device=device)
+    starts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=device)
+    totals = torch.zeros(num_experts, dtype=torch.int32, device=device)
+    _count_kernel[(num_chunks,)](
         ids,
         counts,
-        found.slots,
-        found.tiles,
+        totals,
         num_slots,
+        num_experts,
+        CHUNK=_CHUNK,
+        BLOCK_E=block,
+        num_warps=4,
+        **options,
+    )
+    _start_kernel[(cdiv(num_experts, _EXPERTS) + 1,)](
+        counts,
+        totals,
+        starts,
+        found.tiles,
         num_chunks,
         found.max_tiles,
         num_experts,
         TILE=tile,
-        CHUNKS=_CHUNKS,
+        OWN=_EXPERTS,
+        BLOCK_C=power_of_2(num_chunks),
+        BLOCK_E=block,
+        num_warps=8,
         **options,
+    )
+    _place_kernel[(num_chunks,)](
+        ids, starts, found.slots, num_slots, num_experts, CHUNK=_CHUNK, num_warps=8, **options
     )

@@ -1,4 +1,4 @@
-"""RMS norm in Triton: one program a row."""
+"""RMS norm in Triton: one program a row, or some rows of heads."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -14,11 +14,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
-from specengine.kernels.sizes import power_of_2
+from specengine.kernels.sizes import cdiv, power_of_2
 
 # Of a thread that adds up parts. Told so, the compiler has the loads of all parts on their way
 # before the first addition; else it spares registers, and a row waits for memory part after part.
 _REGISTERS = 128
+_HEADS_NUMBERS = 2048  # of the rows of one program
 
 
 @triton.jit
@@ -28,9 +29,7 @@ def _rms_norm_kernel(
     out_ptr,
     codes_ptr,
     scale_ptr,
-    inner,
-    stride_outer,
-    stride_inner,
+    stride_row,
     hidden,
     eps,
     ROUNDS: tl.constexpr,
@@ -44,14 +43,45 @@ def _rms_norm_kernel(
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     if DEPENDENT:
         wait_for_rows(EARLY)
-    start = (row // inner) * stride_outer + (row % inner) * stride_inner
-    x = tl.load(x_ptr + start + cols, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * stride_row + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
     normed = (x * scale).to(weight.dtype)
     made = (normed * weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, made, mask=mask)
     if ROUNDS:
         store_rounded(made, codes_ptr, scale_ptr, row, hidden, cols, mask, ROUNDS, BLOCK)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm_heads_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    rows,
+    heads,
+    stride_row,
+    stride_head,
+    size,
+    eps,
+    DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows are the heads of all tokens, one behind the other."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (cols < size)[None, :]
+    weight = tl.load(weight_ptr + cols, mask=cols < size, other=0.0)[None, :]
+    if DEPENDENT:
+        wait_for_rows(EARLY)
+    starts = (row // heads).to(tl.int64) * stride_row + row % heads * stride_head
+    x = tl.load(x_ptr + starts[:, None] + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)
+    normed = (x * scale[:, None]).to(weight.dtype)
+    made = (normed * weight).to(out_ptr.dtype.element_ty)
+    places = row.to(tl.int64)[:, None] * size + cols[None, :]
+    tl.store(out_ptr + places, made, mask=mask)
 
 
 @triton.jit
@@ -142,13 +172,14 @@ def _block(hidden: int) -> tuple[int, int]:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, rounds: int = NOT_ROUNDED, awaited: bool = False
 ) -> Tensor:
-    """rounds: rows of x [T, H] are rounded, too (rounded.py). awaited: as of norm.rms_norm."""
+    """rounds: rows of x [T, H] are rounded, too (rounded.py); none of heads [T, N, H]. awaited: as
+    of norm.rms_norm."""
     hidden = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    inner, stride_inner = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
-    stride_outer = x.stride(0) if x.dim() > 1 else 0
+    if x.dim() == 3:
+        return _norm_heads(x, weight, eps, awaited, out)
     codes, rounded_scale = room_for(x, hidden, rounds)
     dependent = has_dependent_launch(x)
     block, warps = _block(hidden)
@@ -158,9 +189,7 @@ def rms_norm(
         out,
         codes,
         rounded_scale,
-        inner,
-        stride_outer,
-        stride_inner,
+        x.stride(0) if x.dim() > 1 else 0,
         hidden,
         eps,
         ROUNDS=rounds,
@@ -171,6 +200,32 @@ def rms_norm(
         **({"launch_pdl": True} if dependent else {}),
     )
     return put_beside(out, codes, rounded_scale) if rounds else out
+
+
+def _norm_heads(x: Tensor, weight: Tensor, eps: float, awaited: bool, out: Tensor) -> Tensor:
+    """The same form for any number of rows, so that a row's bits do not depend on it."""
+    tokens, heads, size = x.shape
+    block = power_of_2(size)
+    rows = max(_HEADS_NUMBERS // block, 1)
+    dependent = has_dependent_launch(x)
+    _norm_heads_kernel[(cdiv(tokens * heads, rows),)](
+        x,
+        weight,
+        out,
+        tokens * heads,
+        heads,
+        x.stride(0),
+        x.stride(1),
+        size,
+        eps,
+        DEPENDENT=dependent,
+        EARLY=awaited,
+        ROWS=rows,
+        BLOCK=block,
+        num_warps=4,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return out
 
 
 def fused_add_rms_norm(

@@ -183,10 +183,7 @@ def test_form_of_prompts_is_the_one_that_was_timed_faster(lens: list[int], is_fa
     ("dtype", "in_chunks"),
     [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
 )
-def test_prompts_on_a_gpu_equal_the_reference(
-    dtype: torch.dtype, in_chunks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_on_a_gpu_equal_the_reference(dtype: torch.dtype, in_chunks: bool) -> None:
     from benchmarks.kernels.delta_rule import compare_prompts
 
-    monkeypatch.setattr(delta_rule, "CHUNKS_IN_TRITON", in_chunks)  # and puts it back
     compare_prompts(dtype, in_chunks)
