@@ -13,7 +13,6 @@ from torch import nn
 from specengine.core.batch import ModelWorkerBatch
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Communicator, NoLink
-from specengine.layers.attention import Attention
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.experts import Experts
 from specengine.layers.linear import Linear, LMHead
@@ -30,9 +29,6 @@ _LAUNCH_BOUND_WORK = 1 << 38
 # tokens take a layer of Qwen3-30B-A3B 0.40 ms, and one of 8B, with 3.8 times the weights that one
 # row is multiplied with, 0.76.
 _WORK_OF_EXPERTS = 2
-# Latent attention is absorbed in graphs, where a multiplication takes the device as long as so many
-# of a product: 2,048 tokens of DeepSeek-V2-Lite take 0.5 ms a layer of an H200, and expanded 0.2.
-_WORK_OF_ABSORBED = 5
 # Tokens above which a prefill may have half of the work: there attention, whose work grows with the
 # square of the prompt and is not counted, takes a small layer as long as its products. 135M gains
 # at 4,096 tokens (an eager forward takes 15.4 ms, one in pieces 6.4), 8B and Qwen3-30B-A3B do not.
@@ -50,13 +46,9 @@ def launches_bound(
 ) -> list[int]:
     """Of prefills of so many tokens those whose launches take the host as long as the device takes
     for them, or longer. Others gain nothing in a graph, and their padding takes the device time."""
-    row, key = ranks.greatest([round(work_per_row(model)), round(absorbed_work_per_key(model))])
+    work = ranks.greatest([round(work_per_row(model))])[0]
     half = _LAUNCH_BOUND_WORK // 2
-
-    def work(count: int) -> int:
-        return count * (row + key * count // 2)
-
-    return [n for n in sizes if work(n) <= (_LAUNCH_BOUND_WORK if n <= _LONG else half)]
+    return [n for n in sizes if n * work <= (_LAUNCH_BOUND_WORK if n <= _LONG else half)]
 
 
 def _most_weights(model: DecoderModel, ranks: Communicator) -> int:
@@ -74,15 +66,6 @@ def work_per_row(model: DecoderModel) -> float:
     each element of which counts _WORK_OF_EXPERTS times."""
     modules = _own_modules(model)
     return sum(_elements(one) * _share_of_row(one) for one in modules) / model.num_layers
-
-
-def absorbed_work_per_key(model: DecoderModel) -> float:
-    """What a query of latent attention takes of a layer for each key that it sees, as work_per_row
-    counts it; 0 of a model without."""
-    assert isinstance(model, nn.Module)
-    layers = (one for one in model.modules() if isinstance(one, Attention) and one.expanded)
-    each = (one.num_heads * (one.head_dim + (one.value_dim or 0)) for one in layers)
-    return _WORK_OF_ABSORBED * sum(each) / model.num_layers
 
 
 def _share_of_row(module: nn.Module) -> float:
