@@ -3,13 +3,13 @@
     python benchmarks/step/prefill_modes.py smollm2-shape llama-3.1-8b-shape
     python benchmarks/step/prefill_modes.py --start-up llama-3.1-8b-shape
 
-Random weights, or a folder's with --load-format auto; one request at a time, no prefix cache. Each mode's engine is built anew over the
-same weights. Prompts come when all graphs of idle moments are captured, as a server's that has had
-a quiet second. --turns: others start on the same card meanwhile; the first model is loaded beside
-them, and all else waits for its turn (benchmarks/peers/first_tokens.py). --start-up: an engine in
-compiled pieces in two processes, one after the other, whose caches of compiled code are empty at
-first, and its times to the first token. --json: the rows go there, and no table is written. Run it
-on a GPU.
+Random weights, or a folder's with --load-format auto; one request at a time, no prefix cache. Each
+mode's engine is built anew over the same weights. Prompts come when all graphs of idle moments are
+captured, as a server's that has had a quiet second. --turns: others start on the same card
+meanwhile; the first model is loaded beside them, and all else waits for its turn
+(benchmarks/peers/first_tokens.py). --start-up: an engine in compiled pieces in two processes, one
+after the other, whose caches of compiled code are empty at first, and its times to the first token.
+--json: the rows go there, and no table is written. Run it on a GPU.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ REPEATS = 9
 NEARLY_ALL = 0.95  # of the card's memory: what others have on it counts
 
 
-def config_of(
-    model: str, mode: str, fraction: float | None = None, **weights: Any
-) -> EngineConfig:
+def config_of(model: str, mode: str, fraction: float | None = None, **weights: Any) -> EngineConfig:
     """weights: of ModelConfig."""
     weights = {"load_format": "dummy"} | weights
     memory = MemoryConfig(

@@ -28,13 +28,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
+from specengine.kernels.experts.gated_triton import gated
 from specengine.kernels.experts.packed import PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
 from specengine.kernels.experts.tiles import PART_ROWS, WHOLE, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 from specengine.kernels.sizes import cdiv, power_of_2
 
-_SLICE = 4096  # rows that go through together, for the memory that their parts take
+SLICE = 8192  # rows that go through together, for the memory that their parts take
 
 
 @triton.jit
@@ -84,16 +85,7 @@ def _gate_up_rows(
         bias = bias_ptr + expert.to(tl.int64) * (2 * inner) + n
         gate += tl.load(bias, mask=is_n, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + inner, mask=is_n, other=0.0).to(tl.float32)[None, :]
-    # Rounded as unfused operations round them.
-    gate = gate.to(x_ptr.dtype.element_ty).to(tl.float32)
-    up = up.to(x_ptr.dtype.element_ty).to(tl.float32)
-    if CLAMPED:
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
-        activated = gate / (1.0 + tl.exp(-ALPHA * gate))
-    else:
-        activated = gate / (1.0 + tl.exp(-gate))
-    activated = activated.to(x_ptr.dtype.element_ty).to(tl.float32) * up
+    activated = gated(gate, up, x_ptr.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
     place = slots.to(tl.int64)[:, None] * inner + n[None, :]
     tl.store(out_ptr + place, activated, mask=is_slot[:, None] & is_n[None, :])
 
@@ -437,9 +429,9 @@ def experts(
 ) -> Tensor:
     """`experts.experts`; tiles: in place of those of the table `WHOLE`."""
     x, (rows, hidden), count = x.contiguous(), x.shape, chosen.ids_TK.shape[1]
-    if rows > _SLICE:
+    if rows > SLICE:
         # Of equal size: none is so small that it leaves parts.
-        size = -(-rows // -(-rows // _SLICE))
+        size = -(-rows // -(-rows // SLICE))
         pieces = [slice(start, start + size) for start in range(0, rows, size)]
         cut = [Chosen(chosen.ids_TK[one], chosen.weights_TK[one]) for one in pieces]
         pairs = zip(pieces, cut, strict=True)
@@ -449,8 +441,12 @@ def experts(
     if not rows:
         return x.new_empty(0, hidden)
     if isinstance(weights, PackedExpertWeights):
-        from specengine.kernels.experts import packed_triton
+        from specengine.kernels.experts import packed_triton, widened_triton
 
+        if tiles is None and widened_triton.takes(x, chosen, weights):
+            parts = torch.empty(count, rows, hidden, dtype=x.dtype, device=x.device)
+            widened_triton.run(x, chosen, weights, parts)
+            return _sum(parts)
         tiles = tiles or packed_triton.tiles_of(weights, rows, count)
         num_parts = count * (tiles.parts if are_few(rows, count) else 1)
         parts = torch.empty(num_parts, rows, hidden, dtype=part_dtype, device=x.device)

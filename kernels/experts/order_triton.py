@@ -27,10 +27,12 @@ _COMPARED = 16  # slots of a program that compares
 @dataclass(frozen=True)
 class Order:
     """Slots of one expert stand together, in rising order. Tile i takes places firsts[i] to ends[i]
-    of slots, all of expert experts[i], which is E past the last tile."""
+    of slots, all of expert experts[i], which is E past the last tile. Those of expert e end before
+    place stops[e]."""
 
     slots: Tensor  # int32 [S]
     tiles: Tensor  # int32 [3, T]: experts, firsts, ends; T can hold whatever is chosen
+    stops: Tensor  # int32 [E]
 
     @property
     def max_tiles(self) -> int:
@@ -62,11 +64,12 @@ def _count_kernel(
 
 @triton.jit
 def _store_tiles(
-    total, tiles_ptr, max_tiles, num_experts, TILE: tl.constexpr, BLOCK_E: tl.constexpr
+    total, tiles_ptr, stops_ptr, max_tiles, num_experts, TILE: tl.constexpr, BLOCK_E: tl.constexpr
 ):
     """total: slots of each expert."""
     e = tl.arange(0, BLOCK_E)
     stops = tl.cumsum(total, axis=0)
+    tl.store(stops_ptr + e, stops, mask=e < num_experts)
     tiles = (total + TILE - 1) // TILE
     behind = tl.cumsum(tiles, axis=0)
     for number in range(tl.max(tiles, axis=0)):
@@ -84,6 +87,7 @@ def _compare_kernel(
     ids_ptr,
     slots_ptr,
     tiles_ptr,
+    stops_ptr,
     num_slots,
     max_tiles,
     num_experts,
@@ -102,7 +106,7 @@ def _compare_kernel(
     ids = tl.load(ids_ptr + s, mask=s < num_slots, other=2147483647)
     if program == tl.num_programs(0) - 1:
         total = tl.histogram(ids, BLOCK_E, mask=s < num_slots)
-        _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
+        _store_tiles(total, tiles_ptr, stops_ptr, max_tiles, num_experts, TILE, BLOCK_E)
     else:
         slots = program * OWN + tl.arange(0, OWN)
         own = tl.load(ids_ptr + slots, mask=slots < num_slots, other=0)
@@ -118,6 +122,7 @@ def _start_kernel(
     totals_ptr,
     starts_ptr,
     tiles_ptr,
+    stops_ptr,
     num_chunks,
     max_tiles,
     num_experts,
@@ -135,7 +140,7 @@ def _start_kernel(
     program, e = tl.program_id(0), tl.arange(0, BLOCK_E)
     total = tl.load(totals_ptr + e, mask=e < num_experts, other=0)
     if program == tl.num_programs(0) - 1:
-        _store_tiles(total, tiles_ptr, max_tiles, num_experts, TILE, BLOCK_E)
+        _store_tiles(total, tiles_ptr, stops_ptr, max_tiles, num_experts, TILE, BLOCK_E)
     else:
         own, c = program * OWN + tl.arange(0, OWN), tl.arange(0, BLOCK_C)
         is_own = own < num_experts
@@ -179,6 +184,7 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
     found = Order(
         torch.empty(num_slots, dtype=torch.int32, device=device),
         torch.empty(3, max_tiles, dtype=torch.int32, device=device),
+        torch.empty(num_experts, dtype=torch.int32, device=device),
     )
     dependent = has_dependent_launch(ids)
     options = {"DEPENDENT": dependent, **({"launch_pdl": True} if dependent else {})}
@@ -189,6 +195,7 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
         ids,
         found.slots,
         found.tiles,
+        found.stops,
         num_slots,
         max_tiles,
         num_experts,
@@ -226,6 +233,7 @@ def _by_counting(
         totals,
         starts,
         found.tiles,
+        found.stops,
         num_chunks,
         found.max_tiles,
         num_experts,

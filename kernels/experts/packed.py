@@ -56,6 +56,15 @@ class FewRows(Protocol):
 
 
 @dataclass(frozen=True)
+class Wide:
+    """widen: (all experts' weights, a type) -> [E, N, K] of it, by a kernel. least_rows: mean rows
+    an expert from which widening once and a dense product take less time than the format's sums."""
+
+    widen: Callable[[PackedExperts, torch.dtype], Tensor]
+    least_rows: float
+
+
+@dataclass(frozen=True)
 class ExpertFormat:
     """holds: type of one expert's weight. operands: (all experts' weights, the type that inputs
     had before they were rounded, their scales or None) -> Operands. sums: a Triton function,
@@ -63,6 +72,7 @@ class ExpertFormat:
 
     arrange: from what it holds to what is kept and multiplied, or None where products of that would
     be others. tiles: which its products take. few: a kernel of its own for few rows.
+    wide: for very many.
     """
 
     holds: type
@@ -71,6 +81,7 @@ class ExpertFormat:
     arrange: Callable[[Any], OneExpert | None] = lambda one: one
     tiles: TileTable = PACKED
     few: FewRows | None = None
+    wide: Wide | None = None
 
 
 @dataclass(frozen=True)

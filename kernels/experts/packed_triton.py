@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
+from specengine.kernels.experts.gated_triton import gated
 from specengine.kernels.experts.packed import Operands, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
 from specengine.kernels.experts.tiles import Tile, Tiles, are_few
@@ -101,16 +102,7 @@ def _gate_up_tile(
         bias = bias_ptr + expert.to(tl.int64) * (2 * inner) + at
         gate += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias + inner, mask=is_out, other=0.0).to(tl.float32)[:, None]
-    # Rounded as unfused operations round them.
-    gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
-    up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
-    if CLAMPED:
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
-        activated = gate / (1.0 + tl.exp(-ALPHA * gate))
-    else:
-        activated = gate / (1.0 + tl.exp(-gate))
-    activated = activated.to(out_ptr.dtype.element_ty).to(tl.float32) * up
+    activated = gated(gate, up, out_ptr.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
     place = slots.to(tl.int64)[None, :] * inner + at[:, None]
     tl.store(out_ptr + place, activated, mask=is_out[:, None] & is_slot[None, :])
 
@@ -289,6 +281,94 @@ def _few_kernel(
                 )
 
 
+@triton.jit
+def _sorted_tile(
+    x_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
+    fourth_ptr,
+    bias_ptr,
+    weights_ptr,
+    out_ptr,
+    expert,
+    slots,
+    is_slot,
+    n,
+    rows,
+    hidden,
+    inner,
+    IS_DOWN: tl.constexpr,
+    SUMS: tl.constexpr,
+    FORM: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if IS_DOWN:
+        _down_tile(
+            x_ptr,
+            first_ptr,
+            second_ptr,
+            third_ptr,
+            fourth_ptr,
+            bias_ptr,
+            weights_ptr,
+            out_ptr,
+            expert,
+            slots,
+            is_slot,
+            n,
+            rows,
+            hidden,
+            inner,
+            tl.program_id(2),
+            1,
+            SUMS,
+            FORM,
+            CHOSEN,
+            HAS_BIAS,
+            WEIGHS,
+            ROWS,
+            OUTS,
+            BLOCK_K,
+        )
+    else:
+        _gate_up_tile(
+            x_ptr,
+            first_ptr,
+            second_ptr,
+            third_ptr,
+            fourth_ptr,
+            bias_ptr,
+            weights_ptr,
+            out_ptr,
+            expert,
+            slots,
+            is_slot,
+            n,
+            hidden,
+            inner,
+            SUMS,
+            FORM,
+            CHOSEN,
+            HAS_BIAS,
+            WEIGHS,
+            CLAMPED,
+            ALPHA,
+            LIMIT,
+            ROWS,
+            OUTS,
+            BLOCK_K,
+        )
+
+
 @triton.jit(do_not_specialize=["num_tiles", "rows"])
 def _many_kernel(
     x_ptr,
@@ -323,6 +403,8 @@ def _many_kernel(
     if DEPENDENT and not IS_DOWN:
         gdc_wait()
         gdc_launch_dependents()
+    # The last tile of an expert mostly is not full: where half of one holds it, that is taken.
+    HALF: tl.constexpr = ROWS // 2 if ROWS >= 64 else 0
     blocks = tl.cdiv(hidden, OUTS) if IS_DOWN else tl.cdiv(inner, OUTS)
     tile = tl.program_id(0) // blocks
     n = tl.program_id(0) % blocks * OUTS
@@ -332,8 +414,8 @@ def _many_kernel(
         gdc_wait()
         gdc_launch_dependents()
     if expert < num_experts:
-        if IS_DOWN:
-            _down_tile(
+        if HALF == 0 or tl.sum(is_slot.to(tl.int32), axis=0) > HALF:
+            _sorted_tile(
                 x_ptr,
                 first_ptr,
                 second_ptr,
@@ -349,33 +431,7 @@ def _many_kernel(
                 rows,
                 hidden,
                 inner,
-                tl.program_id(2),
-                1,
-                SUMS,
-                FORM,
-                CHOSEN,
-                HAS_BIAS,
-                WEIGHS,
-                ROWS,
-                OUTS,
-                BLOCK_K,
-            )
-        else:
-            _gate_up_tile(
-                x_ptr,
-                first_ptr,
-                second_ptr,
-                third_ptr,
-                fourth_ptr,
-                bias_ptr,
-                weights_ptr,
-                out_ptr,
-                expert,
-                slots,
-                is_slot,
-                n,
-                hidden,
-                inner,
+                IS_DOWN,
                 SUMS,
                 FORM,
                 CHOSEN,
@@ -385,6 +441,37 @@ def _many_kernel(
                 ALPHA,
                 LIMIT,
                 ROWS,
+                OUTS,
+                BLOCK_K,
+            )
+        else:
+            same, half, is_half = tile_of(order_ptr, tiles_ptr, tile, num_tiles, num_experts, HALF)
+            _sorted_tile(
+                x_ptr,
+                first_ptr,
+                second_ptr,
+                third_ptr,
+                fourth_ptr,
+                bias_ptr,
+                weights_ptr,
+                out_ptr,
+                same,
+                half,
+                is_half,
+                n,
+                rows,
+                hidden,
+                inner,
+                IS_DOWN,
+                SUMS,
+                FORM,
+                CHOSEN,
+                HAS_BIAS,
+                WEIGHS,
+                CLAMPED,
+                ALPHA,
+                LIMIT,
+                HALF,
                 OUTS,
                 BLOCK_K,
             )

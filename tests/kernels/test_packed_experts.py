@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import MOST_SHARED
-from specengine.kernels.experts import experts_triton, packed_triton
+from specengine.kernels.experts import experts_triton, packed_triton, widened_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import int_codes
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
@@ -196,6 +196,39 @@ def test_biases_and_activations_are_those_of_dense_experts(
     for backend in ("torch", "triton"):
         found = summed(experts(x, picked, weights, backend=backend))  # type: ignore[arg-type]
         assert_near(found, expected)
+
+
+def test_widened_weights_are_exact(device: torch.device) -> None:
+    weights = make("mxfp4", 3, device)
+    wide = weights.down.format.wide
+    assert wide is not None
+    for matrix in (weights.gate_up, weights.down):  # columns that fill no chunk
+        expected = torch.stack([matrix.one(e).dequantised() for e in range(3)])
+        assert torch.equal(wide.widen(matrix, torch.bfloat16).float(), expected)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_very_many_rows_take_widened_weights(
+    has_bias: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One expert has no rows."""
+    monkeypatch.setattr(widened_triton, "has_warpgroups", lambda x: True)
+    options: dict[str, Any] = {"activation": Activation("clamped", 1.7, 0.4)} if has_bias else {}
+    for name, rows in (("gate_up_bias", 2 * INNER), ("down_bias", HIDDEN)) if has_bias else ():
+        options[name] = torch.randn(5, rows, generator=torch.Generator().manual_seed(1)).to(device)
+    weights, picked = make("mxfp4", 5, device, **options), choose(90, 4, 2, device)
+    form = weights.down.format
+    assert form.wide is not None
+    few = replace(form, wide=replace(form.wide, least_rows=90 * 2 / 5))
+    weights = replace(weights, down=replace(weights.down, format=few))
+    x = inputs(90, device).bfloat16()
+    assert widened_triton.takes(x, picked, weights)
+    assert not widened_triton.takes(
+        x[:89], Chosen(*(one[:89] for one in vars(picked).values())), weights
+    )
+    expected = experts(x.float(), picked, dense(weights), backend="torch")
+    found = experts(x, picked, weights, backend="triton").float()
+    assert float((found - expected).norm() / expected.norm()) < 0.02  # bfloat16
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("fp8")])

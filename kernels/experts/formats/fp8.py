@@ -133,8 +133,8 @@ _TILES = replace(
         (0.0, Tiles(replace(_NARROW, registers=128), replace(_WIDER, registers=128))),
     ),
     many=(
-        PACKED.many[0],
-        # Dozens of rows of 512 experts, 1,920 rows in all: four warps, so that two programs fit.
+        # Dozens of rows of 512 experts, or hundreds: four warps, so that two programs fit. More
+        # rows would not fit in registers (benchmarks/kernels/prompt_experts.py).
         (24.0, Tiles(Tile(64, 64, 128, 4, 3), Tile(64, 128, 128, 4, 3))),
         PACKED.many[2],
         (4.0, _SORTED),
