@@ -12,10 +12,11 @@ from specengine.core.section import Section
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig(Section):
     disable_cuda_graph: bool = option(False, "capture no graph of a whole forward")
-    cuda_graph_mode: str = option(
-        "full",
+    cuda_graph_mode: str | None = option(
+        None,
         "full: a graph a forward or a round; piecewise: the target's forwards as graphs of what "
-        "lies between attention; full-and-piecewise: pieces where no whole graph serves a batch",
+        "lies between attention; full-and-piecewise: pieces where no whole graph serves a batch; "
+        "default: full, and of models with recurrent state full-and-piecewise",
         ("full", "none", "piecewise", "full-and-piecewise"),
     )
     piecewise_cuda_graph_tokens: tuple[int, ...] | None = option(

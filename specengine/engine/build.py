@@ -72,6 +72,7 @@ from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
 from specengine.runner.memory.graph_memory import GraphMemory
+from specengine.runner.memory.kept_state import state_shape_of
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.ledger import KVLedger
@@ -131,6 +132,12 @@ def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> Loaded
     return load(config, phases, link, meet(place, device, symmetric, 0, parallel.tp_size))
 
 
+def _resolved(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
+    keeps_state = state_shape_of(loaded.model) is not None
+    source = loaded.source
+    return resolve(config, source.context_length, _checkpoint_dtype(source), keeps_state)
+
+
 def build_engine(
     config: EngineConfig, loaded: LoadedModel | None = None, phases: Phases | None = None
 ) -> Engine:
@@ -142,7 +149,7 @@ def build_engine(
     owns_ranks = loaded is None
     loaded = loaded or load(config, phases, start_ranks(config, phases))
     loaded.link.build(config)
-    config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
+    wants_pieces, config = config.graph.has_pieces, _resolved(config, loaded)
     with in_region(loaded.region):
         draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
@@ -164,7 +171,7 @@ def build_engine(
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
     ranks = loaded.link.communicator
-    engine.weights.pieces = add_pieces(config.graph, runner, phases, ranks)
+    engine.weights.pieces = add_pieces(config.graph, runner, phases, ranks, wants_pieces)
     engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)

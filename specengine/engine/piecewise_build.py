@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.graph_config import GraphConfig
 from specengine.core.parallel import Communicator
@@ -9,15 +11,17 @@ from specengine.engine.phases import Phases
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.piecewise.forwards import PiecewiseForwards, PiecewiseOptions
 
+logger = logging.getLogger(__name__)
 _PIECE = 64 << 10  # bytes of one piece's graph, a safe guess
 
 
 def add_pieces(
-    graph: GraphConfig, runner: ModelRunner, phases: Phases, ranks: Communicator
+    graph: GraphConfig, runner: ModelRunner, phases: Phases, ranks: Communicator, is_asked: bool
 ) -> PiecewiseForwards | None:
     """Trace the target and capture its largest size, before other graphs: those use its memory
-    again. ranks: that share its layers. Raises ModelLoadError for a model that torch.compile cannot
-    trace as one graph, ConfigError where shared experts are to be within the pieces."""
+    again. ranks: that share its layers. is_asked: by the configuration; else a model that
+    torch.compile cannot trace as one graph has no pieces. Raises ModelLoadError for such a model,
+    ConfigError where shared experts are to be within the pieces."""
     sizes, splits = graph.piecewise_cuda_graph_tokens, graph.piecewise_splitting_ops
     if not graph.has_pieces or sizes is None or splits is None:
         return None
@@ -34,6 +38,9 @@ def add_pieces(
         with phases.phase("trace the model"):
             runner.pieces = PiecewiseForwards(runner, options, ranks, shares)
     except TorchDynamoException as error:
+        if not is_asked:
+            logger.warning("prompts run eagerly: the model cannot be traced as one graph: %s", error)
+            return None
         raise ModelLoadError(
             f"--cuda-graph-mode {graph.cuda_graph_mode}: the model cannot be traced as one graph: "
             f"{error}"

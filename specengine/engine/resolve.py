@@ -37,10 +37,13 @@ def torch_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -> EngineConfig:
+def resolve(
+    config: EngineConfig, model_context: int, model_dtype: str | None, keeps_state: bool = False
+) -> EngineConfig:
     """Fill in the defaults that depend on the machine and the model.
 
     model_context: positions the model was made for. model_dtype: what its checkpoint says.
+    keeps_state: it has recurrent state, so that no whole graph holds its prompts.
     """
     device = resolve_device(config.model.device)
     platform = platform_of(device)
@@ -67,7 +70,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         raise ConfigError(
             "--cuda-graph-profile shows graphs of whole forwards, and there are none "
             f"(device {device.type}, attention backend {chosen}, --cuda-graph-mode "
-            f"{config.graph.cuda_graph_mode}): leave it out"
+            f"{config.graph.cuda_graph_mode or 'full'}): leave it out"
         )
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
@@ -75,7 +78,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         model=replace(config.model, device=device.type, dtype=dtype, context_length=context),
         memory=replace(config.memory, mem_fraction_static=fraction),
         schedule=replace(config.schedule, max_running_requests=rows, chunked_prefill_size=chunk),
-        graph=_resolve_graphs(config.graph, sizes, chunk, context),
+        graph=_resolve_graphs(config.graph, sizes, chunk, context, keeps_state),
         spec=resolve_spec(config.spec),
     )
 
@@ -114,10 +117,12 @@ def _auto_dtype(on_gpu: bool, quantization: str | None, model_dtype: str | None)
 
 
 def _resolve_graphs(
-    graph: GraphConfig, sizes: tuple[int, ...] | None, chunk: int, context: int
+    graph: GraphConfig, sizes: tuple[int, ...] | None, chunk: int, context: int, keeps_state: bool
 ) -> GraphConfig:
     """sizes: batch sizes of whole graphs, None without any."""
-    mode, tokens = graph.cuda_graph_mode, graph.piecewise_cuda_graph_tokens
+    mode = graph.cuda_graph_mode or ("full-and-piecewise" if keeps_state and sizes else "full")
+    graph = replace(graph, cuda_graph_mode=mode)
+    tokens = graph.piecewise_cuda_graph_tokens
     if sizes is None:
         mode = "piecewise" if graph.has_pieces else "none"
     ops = graph.piecewise_splitting_ops

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._dynamo.exc import TorchDynamoException
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.errors import ModelLoadError
+from specengine.engine import piecewise_build
 from specengine.runner.fallbacks import TOO_MANY_TOKENS
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.support.fake_platform import use_fake_platform
@@ -105,3 +108,27 @@ def test_captured_pieces_change_no_token(
     assert graphs["piecewise"].captures == len(runner.pieces.cache.captured) > 1
     assert graphs["piecewise"].replays > 4
     assert fake.num_replays > graphs["piecewise"].replays * (runner.model.num_layers + 1)
+
+
+@ON_CPU
+def test_models_with_recurrent_state_have_pieces_without_being_asked(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No whole graph holds their prompts. One that cannot be traced does without, unless asked."""
+    folder = small_models["qwen3next"]
+    expected = run(make(folder, None, "whole prompts", device="cpu"))
+    use_fake_platform(monkeypatch)
+    flags: dict[str, Any] = {"device": "cpu", "cuda_graph_bs": (1, 2, 8)}
+    llm = make(folder, None, "whole prompts", **flags)
+    assert run(llm) == expected
+    assert llm.engine.stats().graphs["piecewise"].replays > 0
+
+    def refuse(*_: Any) -> Any:
+        raise TorchDynamoException("a graph break")
+
+    monkeypatch.setattr(piecewise_build, "PiecewiseForwards", refuse)
+    llm = make(folder, None, "whole prompts", **flags)
+    assert run(llm) == expected
+    assert "piecewise" not in llm.engine.stats().graphs
+    with pytest.raises(ModelLoadError, match="a graph break"):
+        make(folder, None, "whole prompts", cuda_graph_mode="full-and-piecewise", **flags)
