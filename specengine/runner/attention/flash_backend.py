@@ -71,11 +71,11 @@ class FlashAttentionBackend(AttentionBackend):
 
 
 def _beside_sinks(out: Tensor, lse_HT: Tensor, sinks: Tensor | None) -> Tensor:
-    """out [T, Hq, D], of a softmax to which each head's sink is added."""
+    """out [T, Hq, D], which is changed, of a softmax to which each head's sink is added."""
     if sinks is None:
         return out
     kept_HT = torch.sigmoid(lse_HT - sinks.float()[:, None])
-    return (out * kept_HT.t()[:, :, None]).to(out.dtype)
+    return out.mul_(kept_HT.t()[:, :, None])  # in float32, rounded once
 
 
 def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:
