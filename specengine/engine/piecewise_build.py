@@ -39,7 +39,9 @@ def add_pieces(
             runner.pieces = PiecewiseForwards(runner, options, ranks, shares)
     except TorchDynamoException as error:
         if not is_asked:
-            logger.warning("prompts run eagerly: the model cannot be traced as one graph: %s", error)
+            logger.warning(
+                "prompts run eagerly: the model cannot be traced as one graph: %s", error
+            )
             return None
         raise ModelLoadError(
             f"--cuda-graph-mode {graph.cuda_graph_mode}: the model cannot be traced as one graph: "
