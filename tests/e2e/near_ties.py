@@ -10,8 +10,9 @@ TIE = 0.1  # nats
 
 
 def assert_same_but_for_ties(found: Sequence[Generation], expected: Sequence[Generation]) -> int:
-    """How many answers part. Each may, where the two best tokens are as near as half precision
-    rounds: behind that they are different texts. expected: with logprobs=2."""
+    """How many answers part. Each may, where both tokens are as near to the best one as half
+    precision rounds: behind that they are different texts. expected: with logprobs, of as many
+    tokens as can be so near: two, or more of a small random model."""
     num_apart = 0
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         pairs = zip(one.token_ids, other.token_ids, strict=True)
@@ -19,7 +20,7 @@ def assert_same_but_for_ties(found: Sequence[Generation], expected: Sequence[Gen
         if apart is None:
             continue
         num_apart += 1
-        (best, best_logprob), (second, second_logprob) = other.completions[0].logprobs[apart].top
-        assert {one.token_ids[apart], other.token_ids[apart]} == {best, second}, (index, apart)
-        assert best_logprob - second_logprob < TIE, (index, apart)
+        top = other.completions[0].logprobs[apart].top
+        near = [token for token, logprob in top if top[0][1] - logprob < TIE]
+        assert {one.token_ids[apart], other.token_ids[apart]} <= {*near}, (index, apart)
     return num_apart
