@@ -7,7 +7,7 @@ Microseconds of a layer's sorting and both products, in a graph over the weights
 choose experts evenly. Each product's tile is timed beside the one in force of the other product.
 "widened": the weights before, where the format does so at this size. "Tflop/s": the products alone
 would take that rate, padding not counted. A tile whose results differ from those in force by more
-than a rounding is said so, and not timed. Takes about 30 s a case on an H200.
+than a rounding is named, and not timed. Takes about 30 s a case on an H200.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from specengine.kernels.experts.packed_triton import tiles_of
 from specengine.kernels.experts.tiles import WHOLE, Tile, Tiles
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.precompile import precompile
+from specengine.kernels.sizes import cdiv
 
 KNOWN = SHAPES | {"qwen3-next": Shape(2048, 512, 512, 10), "deepseek-v2": Shape(2048, 1408, 64, 6)}
 CASES = ("gpt-oss-20b:mxfp4", "qwen3-next:fp8-blocks")
@@ -70,7 +71,7 @@ def measure(shape: Shape, form: str, rows: int) -> Iterator[dict[str, Any]]:
         layers.append((choose(shape, rows, next(seeds)), weights))
     x = rows_of(shape, rows)
     packed = isinstance(layers[0][1], PackedExpertWeights)
-    part = min(rows, experts_triton.SLICE)
+    part = cdiv(rows, cdiv(rows, experts_triton.SLICE))  # that go through together
     now = (
         tiles_of(layers[0][1], part, shape.chosen)
         if packed
@@ -94,7 +95,6 @@ def measure(shape: Shape, form: str, rows: int) -> Iterator[dict[str, Any]]:
     for tiles in wanted:
         try:
             error = ((run(tiles).double() - expected).norm() / expected.norm()).item()
-            us = graph_us([lambda n=n, t=tiles: run(t, n) for n in range(LAYERS)])  # type: ignore[misc]
         except Exception as problem:  # out of shared memory
             torch.cuda.synchronize()
             print(f"  left out {tiles}: {str(problem)[:80]}", flush=True)
@@ -102,6 +102,7 @@ def measure(shape: Shape, form: str, rows: int) -> Iterator[dict[str, Any]]:
         if error > 1e-2:
             print(f"  wrong by {error:.3g}: {tiles}", flush=True)
             continue
+        us = graph_us([lambda n=n, t=tiles: run(t, n) for n in range(LAYERS)])  # type: ignore[misc]
         yield {"rows": rows, "us": us, "tflops": flops / us / 1e6, "error": error} | asdict(tiles)
 
 

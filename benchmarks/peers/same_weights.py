@@ -72,7 +72,7 @@ def own_runs(args: argparse.Namespace, folder: Path, mtp: Path | None) -> Iterat
     if args.first_token:
         lengths = ["--lengths", *map(str, args.first_token)]
         bench = [sys.executable, str(MODES), str(folder), "--load-format", "auto", *lengths]
-        yield _run(args.out, "specengine", [*bench, "--modes", "full"])
+        yield _run(args.out, "specengine", [*bench, "--modes", "auto"])
         return
     script = str(HERE / "specengine_throughput.py")
     shared = ["--mem-fraction-static", str(ALL_BUT), "--max-total-tokens", str(args.tokens)]
@@ -101,7 +101,7 @@ def runs_of_peers(args: argparse.Namespace, folder: Path) -> Iterator[Run]:
     memory = share_of_memory(args.at_once, args.tokens, args.token_bytes)
     for peer in ENGINES[1:]:
         if python := getattr(args, peer):
-            more = eagle3 if peer in args.eagle3 and not args.first_token else []
+            more = eagle3 if peer in args.eagle3 else []
             mtp = layer if peer in args.mtp else []
             options = [*memory, *args.option_of]
             yield from peer_runs(args.out, {peer: python}, words, more, options, mtp=mtp)
@@ -273,8 +273,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.mtp == []:
         args.mtp = ENGINES[:1]
-    if args.first_token and args.mtp:
-        parser.error("--first-token: prompts are timed without drafts, so without --mtp")
+    if args.first_token and (args.mtp or {*args.eagle3} - {ENGINES[0]} or args.tp_size > 1):
+        parser.error("--first-token: prompts are timed without drafts, on one card")
     return args
 
 

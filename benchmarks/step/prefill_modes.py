@@ -49,11 +49,12 @@ from specengine.runner.fallbacks import GraphStats
 from specengine.runner.loader.loaded_model import LoadedModel
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-WHOLE = {"cuda_graph_bs": (1,)}  # graphs of decode steps are not what is measured
+FEW = {"cuda_graph_bs": (1,)}  # graphs of decode steps are not what is measured
 PIECES = {"cuda_graph_mode": "piecewise", "piecewise_cuda_graph_tokens": LENGTHS}
 MODES: dict[str, dict[str, Any]] = {
     "none": {"cuda_graph_mode": "none"},
-    "full": WHOLE,
+    "auto": FEW,
+    "full": FEW | {"cuda_graph_mode": "full"},
     "piecewise, eager": PIECES,
     "piecewise, inductor": PIECES | {"piecewise_compiler": "inductor"},
 }

@@ -26,7 +26,7 @@ from specengine.kernels.sizes import cdiv
 # of many requests, a chunk by Triton, and what its kernels take to start. Chunks by PyTorch take
 # 6.3 ms for 2,048 tokens.
 NEXT_STEP, STEP, CHUNK_BY_TRITON, CHUNKS_BEGIN = 0.58, 0.155, 8.8, 10.0
-LONGEST_STEPS_BEFORE_TORCH = 4096  # tokens of a prompt that are taken one by one
+LONGEST_STEPS_BEFORE_TORCH = 4096  # tokens of a prompt in float32 that are taken one by one
 
 
 def extend(
@@ -40,8 +40,9 @@ def extend(
 ) -> Tensor:
     """Prompts: the rule over the tokens of each request, from the state in its slot, which holds
     the state behind the last one afterwards -> float32 [T, M, E]. On CUDA by Triton kernels, all
-    requests at once: token by token, or in chunks where these are faster, but not of float32. Else,
-    and on any device, in chunks by PyTorch."""
+    requests at once: token by token, or in chunks where these are faster. float32 is taken token by
+    token up to LONGEST_STEPS_BEFORE_TORCH. What is left, and all without Triton, goes in chunks by
+    PyTorch, on any device."""
     if use_triton(backend, given.mixed_TC):
         run = _in_triton(given.mixed_TC, batch.lens)
         if run is not None:

@@ -27,9 +27,10 @@ def experts(
 
     x: [T, H] -> the sum of the parts, [T, H], or float32 [K, T, H] themselves, for RMSNorm.add.
     The parts are summed in their order, so that nothing depends on what runs first. Any device; on
-    CUDA few rows by the format's own kernel where it takes them, others by Triton: shapes and
-    launches depend on T, not on what was chosen, and a row's result depends on T at most through
-    the kernel and its tiles (tiles.py), not on other rows.
+    CUDA few rows by the format's own kernel where it takes them, others by Triton, very many by
+    PyTorch's grouped product where the format widens weights for it: shapes and launches depend on
+    T, not on what was chosen, and a row's result depends on T at most through the kernel and its
+    tiles (tiles.py), not on other rows.
     """
     if backend == "auto" and isinstance(weights, PackedExpertWeights):
         few = weights.down.format.few

@@ -19,7 +19,8 @@ from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.sizes import cdiv, power_of_2
 
 _CHUNK = 128  # slots of a program, which a byte counts
-_EXPERTS = 16  # whose counts a program adds up, of all chunks
+_EXPERTS = 16  # whose counts a program adds up
+_CHUNKS = 256  # of so many chunks at once
 _MOST_COMPARED = 2048  # slots of which each is compared with all
 _COMPARED = 16  # slots of a program that compares
 
@@ -142,16 +143,19 @@ def _start_kernel(
     if program == tl.num_programs(0) - 1:
         _store_tiles(total, tiles_ptr, stops_ptr, max_tiles, num_experts, TILE, BLOCK_E)
     else:
-        own, c = program * OWN + tl.arange(0, OWN), tl.arange(0, BLOCK_C)
+        own = program * OWN + tl.arange(0, OWN)
         is_own = own < num_experts
-        first = tl.sum(tl.where(e < program * OWN, total, 0), axis=0)
         own_total = tl.load(totals_ptr + own, mask=is_own, other=0)
-        first += tl.cumsum(own_total, axis=0) - own_total
-        place = c[:, None] * num_experts + own[None, :]
-        mask = (c < num_chunks)[:, None] & is_own[None, :]
-        counts = tl.load(counts_ptr + place, mask=mask, other=0).to(tl.int32)
-        starts = tl.cumsum(counts, axis=0) - counts + first[None, :]
-        tl.store(starts_ptr + place, starts, mask=mask)
+        next_place = tl.sum(tl.where(e < program * OWN, total, 0), axis=0)
+        next_place += tl.cumsum(own_total, axis=0) - own_total
+        for c0 in range(0, num_chunks, BLOCK_C):
+            c = c0 + tl.arange(0, BLOCK_C)
+            place = c[:, None] * num_experts + own[None, :]
+            mask = (c < num_chunks)[:, None] & is_own[None, :]
+            counts = tl.load(counts_ptr + place, mask=mask, other=0).to(tl.int32)
+            starts = tl.cumsum(counts, axis=0) - counts + next_place[None, :]
+            tl.store(starts_ptr + place, starts, mask=mask)
+            next_place += tl.sum(counts, axis=0)
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -239,7 +243,7 @@ def _by_counting(
         num_experts,
         TILE=tile,
         OWN=_EXPERTS,
-        BLOCK_C=power_of_2(num_chunks),
+        BLOCK_C=_CHUNKS,
         BLOCK_E=block,
         num_warps=8,
         **options,

@@ -1,6 +1,7 @@
 """The products of experts in 8 and 4 bits, in Triton. Slots, their order and the places of results
 are those of experts_triton.py; a weight's tile is widened in registers, its rows are the rows of
-the processor's product, so that 64 of them fill it whatever few slots there are.
+the processor's product, so that 64 of them fill it whatever few slots there are. Of very many rows
+some formats' weights are widened before (widened_triton.py).
 
 A format's `sums` is called with: inputs [., columns] and the rows of these to take, which of them
 exist; the format's four tensors; the expert; which of its num_outs rows, and which of these exist;

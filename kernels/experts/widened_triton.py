@@ -20,6 +20,7 @@ from specengine.kernels.dispatch import has_warpgroups
 from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.gated_triton import gated
 from specengine.kernels.experts.packed import PackedExpertWeights
+from specengine.kernels.experts.tiles import PART_ROWS
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.sizes import cdiv, power_of_2
 
@@ -85,9 +86,11 @@ def _weigh_kernel(
 
 
 def takes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
-    """By the shapes alone. x: [T, H]."""
+    """By the shapes alone. x: [T, H]. So many rows leave no parts."""
     wide = weights.down.format.wide
     if wide is None or x.dtype != torch.bfloat16 or weights.weighs_input:
+        return False
+    if len(x) <= PART_ROWS or (weights.gate_up.input or weights.down.input) is not None:
         return False
     is_aligned = x.shape[1] % 8 == 0 and weights.inner % 8 == 0  # 16 bytes, as PyTorch asks
     mean = chosen.ids_TK.numel() / weights.num_experts

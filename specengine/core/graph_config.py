@@ -12,12 +12,12 @@ from specengine.core.section import Section
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig(Section):
     disable_cuda_graph: bool = option(False, "capture no graph of a whole forward")
-    cuda_graph_mode: str | None = option(
-        None,
+    cuda_graph_mode: str = option(
+        "auto",
         "full: a graph a forward or a round; piecewise: the target's forwards as graphs of what "
         "lies between attention; full-and-piecewise: pieces where no whole graph serves a batch; "
-        "default: full, and of models with recurrent state full-and-piecewise",
-        ("full", "none", "piecewise", "full-and-piecewise"),
+        "auto: full, and of models with recurrent state full-and-piecewise",
+        ("auto", "full", "none", "piecewise", "full-and-piecewise"),
     )
     piecewise_cuda_graph_tokens: tuple[int, ...] | None = option(
         None, "padded numbers of tokens of forwards in pieces; default: 36 sizes up to 2048"

@@ -102,7 +102,7 @@ def load(
         source = resolve_model(config.model)
         model_class_of(source, find_model_class)
         check_quantization(source, config.model.quantization)
-        config = resolve(config, source.context_length, _checkpoint_dtype(source))
+        given, config = config, resolve(config, source.context_length, _checkpoint_dtype(source))
         check_has_rounds(config, source)
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
@@ -120,8 +120,14 @@ def load(
             config.model.context_length,
             fp8_kv=config.model.kv_cache_dtype == "fp8",
         )
+    config = _resolved(given, source, model)
     parts = source, config, cast(DecoderModel, model), tokenizer, link
     return LoadedModel(*parts, region, sharers)
+
+
+def _resolved(config: EngineConfig, source: ModelSource, model: object) -> EngineConfig:
+    keeps_state = state_shape_of(model) is not None
+    return resolve(config, source.context_length, _checkpoint_dtype(source), keeps_state)
 
 
 def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> LoadedModel:
@@ -130,12 +136,6 @@ def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> Loaded
     parallel, link = config.parallel, start_ranks(config, phases, place)
     device, symmetric = resolve_device(config.model.device), config.sums_in_one_kernel
     return load(config, phases, link, meet(place, device, symmetric, 0, parallel.tp_size))
-
-
-def _resolved(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
-    keeps_state = state_shape_of(loaded.model) is not None
-    source = loaded.source
-    return resolve(config, source.context_length, _checkpoint_dtype(source), keeps_state)
 
 
 def build_engine(
@@ -149,7 +149,8 @@ def build_engine(
     owns_ranks = loaded is None
     loaded = loaded or load(config, phases, start_ranks(config, phases))
     loaded.link.build(config)
-    wants_pieces, config = config.graph.has_pieces, _resolved(config, loaded)
+    wants_pieces = config.graph.has_pieces
+    config = _resolved(config, loaded.source, loaded.model)
     with in_region(loaded.region):
         draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):

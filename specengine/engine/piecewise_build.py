@@ -19,9 +19,9 @@ def add_pieces(
     graph: GraphConfig, runner: ModelRunner, phases: Phases, ranks: Communicator, is_asked: bool
 ) -> PiecewiseForwards | None:
     """Trace the target and capture its largest size, before other graphs: those use its memory
-    again. ranks: that share its layers. is_asked: by the configuration; else a model that
-    torch.compile cannot trace as one graph has no pieces. Raises ModelLoadError for such a model,
-    ConfigError where shared experts are to be within the pieces."""
+    again. ranks: that share its layers. is_asked: by the configuration; else a model that cannot be
+    cut into pieces has none. Raises ModelLoadError for a model that torch.compile cannot trace as
+    one graph, ConfigError where shared experts are to be within the pieces."""
     sizes, splits = graph.piecewise_cuda_graph_tokens, graph.piecewise_splitting_ops
     if not graph.has_pieces or sizes is None or splits is None:
         return None
@@ -37,12 +37,13 @@ def add_pieces(
     try:
         with phases.phase("trace the model"):
             runner.pieces = PiecewiseForwards(runner, options, ranks, shares)
-    except TorchDynamoException as error:
+    except Exception as error:
         if not is_asked:
-            logger.warning(
-                "prompts run eagerly: the model cannot be traced as one graph: %s", error
-            )
+            reason = str(error).strip().split("\n")[0]
+            logger.warning("prompts run eagerly, as the model has no pieces: %s", reason)
             return None
+        if not isinstance(error, TorchDynamoException):
+            raise
         raise ModelLoadError(
             f"--cuda-graph-mode {graph.cuda_graph_mode}: the model cannot be traced as one graph: "
             f"{error}"

@@ -70,15 +70,17 @@ def resolve(
         raise ConfigError(
             "--cuda-graph-profile shows graphs of whole forwards, and there are none "
             f"(device {device.type}, attention backend {chosen}, --cuda-graph-mode "
-            f"{config.graph.cuda_graph_mode or 'full'}): leave it out"
+            f"{config.graph.cuda_graph_mode}): leave it out"
         )
+    # Engines that share experts would capture all sizes of pieces at start.
+    wants_pieces = keeps_state and not config.parallel.enable_dp_attention
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
         config,
         model=replace(config.model, device=device.type, dtype=dtype, context_length=context),
         memory=replace(config.memory, mem_fraction_static=fraction),
         schedule=replace(config.schedule, max_running_requests=rows, chunked_prefill_size=chunk),
-        graph=_resolve_graphs(config.graph, sizes, chunk, context, keeps_state),
+        graph=_resolve_graphs(config.graph, sizes, chunk, context, wants_pieces),
         spec=resolve_spec(config.spec),
     )
 
@@ -117,10 +119,12 @@ def _auto_dtype(on_gpu: bool, quantization: str | None, model_dtype: str | None)
 
 
 def _resolve_graphs(
-    graph: GraphConfig, sizes: tuple[int, ...] | None, chunk: int, context: int, keeps_state: bool
+    graph: GraphConfig, sizes: tuple[int, ...] | None, chunk: int, context: int, wants_pieces: bool
 ) -> GraphConfig:
-    """sizes: batch sizes of whole graphs, None without any."""
-    mode = graph.cuda_graph_mode or ("full-and-piecewise" if keeps_state and sizes else "full")
+    """sizes: batch sizes of whole graphs, None without any. wants_pieces: if the mode is auto."""
+    mode = graph.cuda_graph_mode
+    if mode == "auto":
+        mode = "full-and-piecewise" if wants_pieces and sizes else "full"
     graph = replace(graph, cuda_graph_mode=mode)
     tokens = graph.piecewise_cuda_graph_tokens
     if sizes is None:

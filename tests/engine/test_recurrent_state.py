@@ -3,9 +3,11 @@ on the device's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -264,6 +266,17 @@ def test_graphs_on_a_gpu_change_nothing(name: str, target: Path) -> None:
         assert texts(make(target, **eager)) == expected
 
 
+def counted(form: ModuleType, calls: list[ModuleType]) -> Callable[..., Tensor]:
+    """Its function for prompts. calls: takes the form at each call."""
+
+    def extend(*args: Any) -> Tensor:
+        calls.append(form)
+        made: Tensor = form.extend(*args)
+        return made
+
+    return extend
+
+
 LONG = [[3 + (7 * place + number) % 200 for place in range(120 * number)] for number in (1, 2, 4)]
 
 
@@ -274,13 +287,14 @@ def test_prompts_in_chunks_on_a_gpu_change_no_text_but_for_ties(
 ) -> None:
     """bfloat16, prompts of some chunks, cut in the middle and going on from snapshots."""
     asked = replace(GREEDY, max_tokens=48, logprobs=8)
-    found = []
+    found, calls = [], []
     for form in (delta_prompt_triton, delta_chunks_triton):
-        monkeypatch.setattr(delta_rule, "_in_triton", lambda *_, form=form: form.extend)
+        monkeypatch.setattr(delta_rule, "_in_triton", lambda *_, form=form: counted(form, calls))
         llm = make(target, device="cuda", dtype="bfloat16", chunked_prefill_size=256)
         found.append([one for _ in range(2) for one in llm.generate(LONG, asked, progress=False)])
         assert llm.engine.stats().num_cached_tokens > 0  # of the second time
     assert_same_but_for_ties(found[1], found[0])
+    assert calls.count(delta_prompt_triton) == calls.count(delta_chunks_triton) > 2
 
 
 @pytest.mark.gpu
@@ -303,4 +317,5 @@ def test_prompts_in_chunks_on_a_gpu_are_as_near_to_float32_as_token_by_token(
     in_steps = logprobs("bfloat16", delta_prompt_triton.extend) - exact
     in_chunks = logprobs("bfloat16", delta_chunks_triton.extend) - exact
     assert in_steps.abs().max() > 0
+    assert not torch.equal(in_chunks, in_steps)
     assert in_chunks.abs().median() < 1.5 * in_steps.abs().median()

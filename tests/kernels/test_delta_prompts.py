@@ -3,11 +3,14 @@ them."""
 
 from __future__ import annotations
 
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.delta import delta_rule
+from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton, delta_rule
 from specengine.kernels.delta.types import DeltaInputs, DeltaState, PromptBatch, Save
 from tests.kernels.delta_world import (
     CPU,
@@ -175,6 +178,23 @@ def test_prompts_keep_their_bits_beside_others(world: World, device: torch.devic
 )
 def test_form_of_prompts_is_the_one_that_was_timed_faster(lens: list[int], is_faster: bool) -> None:
     assert delta_rule.chunks_are_faster(lens) == is_faster
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "form"),
+    [
+        (torch.bfloat16, 512, delta_chunks_triton),
+        (torch.bfloat16, 9000, delta_chunks_triton),
+        (torch.bfloat16, 1, delta_prompt_triton),
+        (torch.float32, 512, delta_prompt_triton),
+        (torch.float32, 9000, None),
+    ],
+)
+def test_a_gpu_takes_prompts_of_16_bits_in_chunks(
+    dtype: torch.dtype, count: int, form: ModuleType | None
+) -> None:
+    mixed: Any = SimpleNamespace(is_cuda=True, dtype=dtype)
+    assert delta_rule._in_triton(mixed, [count]) is (form and form.extend)
 
 
 @pytest.mark.gpu

@@ -151,12 +151,14 @@ def test_slots_are_sorted_by_expert_however_many_there_are(
     count: int, most_compared: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order_triton, "_MOST_COMPARED", most_compared)
+    monkeypatch.setattr(order_triton, "_CHUNKS", 2)  # of three
     generator = torch.Generator().manual_seed(count)
     ids = torch.randint(0, count, (150, 2), generator=generator).int()
     ids[:130, 0] = count - 1  # a program that counts has slots of one expert alone, or nearly
     found = order_triton.order(ids.to(device), count, tile=16)
     flat = ids.flatten()
     assert found.slots.tolist() == flat.argsort(stable=True).tolist()
+    assert found.stops.tolist() == torch.bincount(flat, minlength=count).cumsum(0).tolist()
     sizes, expected, start = torch.bincount(flat, minlength=count).tolist(), [], 0
     for expert, size in enumerate(sizes):
         firsts = range(start, start + size, 16)

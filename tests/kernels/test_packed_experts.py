@@ -169,6 +169,20 @@ def test_many_rows_are_sorted_by_expert(name: str, device: torch.device) -> None
     assert_near(found, expected, weights.down.input is not None)
 
 
+@pytest.mark.parametrize("name", ["fp8, blocks", "mxfp4"])
+def test_half_of_a_tile_has_the_sums_of_a_whole_one(name: str, device: torch.device) -> None:
+    """The first row's expert has all rows, and then some that half of a tile of 64 holds."""
+    weights = make(name, 4, device)
+    ids = torch.tensor([[0, 1], [2, 3]]).repeat(40, 1)
+    x, share = inputs(80, device), torch.full((80, 2), 0.5).to(device)
+    found = []
+    for others in (torch.tensor([0, 1]), torch.tensor([2, 3])):
+        ids[20:] = others
+        picked = Chosen(ids.int().to(device), share)
+        found.append(experts(x, picked, weights, backend="triton"))
+    assert torch.equal(summed(found[0])[0], summed(found[1])[0])
+
+
 @pytest.mark.parametrize("name", ["fp8, a scale a row", "4 bits"])
 def test_one_expert_of_more_rows_than_a_tile(name: str, device: torch.device) -> None:
     weights, picked = make(name, 5, device), choose(40, 5, 2, device, skew=0.0)
@@ -213,6 +227,8 @@ def test_very_many_rows_take_widened_weights(
 ) -> None:
     """One expert has no rows."""
     monkeypatch.setattr(widened_triton, "has_warpgroups", lambda x: True)
+    for module in (widened_triton, experts_triton):
+        monkeypatch.setattr(module, "PART_ROWS", 80)
     options: dict[str, Any] = {"activation": Activation("clamped", 1.7, 0.4)} if has_bias else {}
     for name, rows in (("gate_up_bias", 2 * INNER), ("down_bias", HIDDEN)) if has_bias else ():
         options[name] = torch.randn(5, rows, generator=torch.Generator().manual_seed(1)).to(device)

@@ -1,0 +1,36 @@
+"""Which graphs an engine has where no flag says: pieces too, where a model keeps recurrent state."""
+
+from __future__ import annotations
+
+import pytest
+
+from specengine.core.config import EngineConfig, GraphConfig, ModelConfig, ParallelConfig
+from specengine.engine.resolve import resolve
+from tests.support.fake_platform import use_fake_platform
+
+
+def mode_of(graph: GraphConfig, keeps_state: bool, parallel: ParallelConfig | None = None) -> str:
+    model = ModelConfig(model="x", device="cpu")
+    config = EngineConfig(model=model, graph=graph, parallel=parallel or ParallelConfig())
+    return resolve(config, 2048, None, keeps_state).graph.cuda_graph_mode
+
+
+@pytest.mark.parametrize("keeps_state", [False, True])
+def test_models_with_recurrent_state_have_pieces_by_default(
+    keeps_state: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_fake_platform(monkeypatch)
+    assert mode_of(GraphConfig(), keeps_state) == ("full-and-piecewise" if keeps_state else "full")
+    assert mode_of(GraphConfig(disable_cuda_graph=True), keeps_state) == "none"
+    for mode in ("full", "none", "piecewise", "full-and-piecewise"):
+        assert mode_of(GraphConfig(cuda_graph_mode=mode), keeps_state) == mode
+
+
+def test_engines_that_share_experts_have_none_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_platform(monkeypatch)
+    shared = ParallelConfig(dp_size=2, enable_dp_attention=True)
+    assert mode_of(GraphConfig(), True, shared) == "full"
+
+
+def test_a_cpu_has_none() -> None:
+    assert mode_of(GraphConfig(), True) == "none"
