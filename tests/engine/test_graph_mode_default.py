@@ -1,4 +1,4 @@
-"""Which graphs an engine has where no flag says: pieces too, where a model keeps recurrent state."""
+"""Which graphs an engine has where no flag says: pieces too, where a model has recurrent state."""
 
 from __future__ import annotations
 

@@ -377,7 +377,8 @@ def test_all_formats_compile_for_hopper(triton_cache: Path) -> None:
     found = offline_triton.run(
         "tests.kernels.offline_packed_experts", triton_cache, "2", "20", "70", "600"
     )
-    assert {"_few_kernel", "_many_kernel"} <= set(found)
+    widened = {"_widen_kernel", "_activate_kernel", "_weigh_kernel"}
+    assert {"_few_kernel", "_many_kernel"} | widened <= set(found)
     assert max(found.values()) <= MOST_SHARED
 
 

@@ -29,6 +29,9 @@ _FREE: tl.constexpr = tl.constexpr(mxfp4_words.FREE)
 _REST: tl.constexpr = tl.constexpr(0xFFFFFFFF ^ mxfp4_words.FREE)
 # Weights are multiplied times 2 ** -SHIFT; as float16, which has no such, times 2.
 _BACK: tl.constexpr = tl.constexpr(2.0**mxfp4_words.SHIFT)
+# Whether weights are widened in pairs without a card, too, by whoever only compiles: Triton's
+# interpreter cannot.
+IN_PAIRS = False
 
 
 @triton.jit
@@ -213,7 +216,7 @@ def _widen(matrix: PackedExperts, dtype: torch.dtype) -> Tensor:
     own = pairs & -pairs  # of a program, so that all have as many
     width = min(own, 4)
     _widen_kernel[(cdiv(columns, mxfp4_words.CHUNK), pairs // width, experts)](
-        words, factor, out, rows, columns, W=width, IN_PAIRS=words.is_cuda
+        words, factor, out, rows, columns, W=width, IN_PAIRS=IN_PAIRS or words.is_cuda
     )
     return out
 
