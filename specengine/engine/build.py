@@ -149,8 +149,7 @@ def build_engine(
     owns_ranks = loaded is None
     loaded = loaded or load(config, phases, start_ranks(config, phases))
     loaded.link.build(config)
-    wants_pieces = config.graph.has_pieces
-    config = _resolved(config, loaded.source, loaded.model)
+    wants_pieces, config = config.graph.has_pieces, _resolved(config, loaded.source, loaded.model)
     with in_region(loaded.region):
         draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
