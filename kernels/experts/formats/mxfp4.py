@@ -29,8 +29,8 @@ _FREE: tl.constexpr = tl.constexpr(mxfp4_words.FREE)
 _REST: tl.constexpr = tl.constexpr(0xFFFFFFFF ^ mxfp4_words.FREE)
 # Weights are multiplied times 2 ** -SHIFT; as float16, which has no such, times 2.
 _BACK: tl.constexpr = tl.constexpr(2.0**mxfp4_words.SHIFT)
-# Whether weights are widened in pairs without a card, too. Triton's interpreter cannot do so; a test
-# that only compiles the kernel can.
+# Whether weights are widened in pairs without a card, too. Triton's interpreter cannot do so; a
+# test that only compiles the kernel can.
 IN_PAIRS = False
 
 
