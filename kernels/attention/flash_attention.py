@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from specengine.kernels.attention.types import FlashAttention, FlashOutput
+from specengine.kernels.attention.types import FlashAttention
 
 
 @cache
@@ -46,12 +45,3 @@ def load() -> FlashAttention:
         except OSError as error:
             problems.append(f"vllm: {error}")
     raise ImportError("; ".join(problems) or "neither sglang-kernel nor vllm is installed")
-
-
-def merge(first: FlashOutput, second: FlashOutput) -> Tensor:
-    """Attention over two disjoint sets of keys as attention over both, [T, Hq, D]: weights are
-    exp(lse). `second` sees a key in every row."""
-    most = torch.maximum(first.lse, second.lse)
-    weights = [(one.lse - most).exp().t().unsqueeze(-1) for one in (first, second)]
-    both = weights[0] * first.out + weights[1] * second.out
-    return (both / (weights[0] + weights[1])).to(first.out.dtype)

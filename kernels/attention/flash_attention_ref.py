@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specengine.kernels.attention.flash_merge import beside_sinks
 from specengine.kernels.attention.types import FlashKeys, FlashOutput
 
 
@@ -16,6 +17,7 @@ def flash_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> FlashOutput:
     group = q.shape[1] // k_cache.shape[1]
     out = torch.zeros_like(q)
@@ -39,4 +41,4 @@ def flash_attention(
             scores.masked_fill_((behind >= window).to(q.device), float("-inf"))
         lse[:, begin:end] = scores.logsumexp(-1)
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
-    return FlashOutput(out, lse)
+    return beside_sinks(FlashOutput(out, lse), sinks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sgl_kernel.flash_attn import flash_attn_with_kvcache
 from torch import Tensor
 
+from specengine.kernels.attention.flash_merge import SINKS_DTYPE, beside_sinks
 from specengine.kernels.attention.types import FlashKeys, FlashOutput
 
 
@@ -16,7 +17,9 @@ def flash_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> FlashOutput:
+    is_taken = sinks is not None and sinks.dtype == SINKS_DTYPE
     out, lse, *_ = flash_attn_with_kvcache(
         q,
         k_cache.unsqueeze(1),
@@ -31,5 +34,6 @@ def flash_attention(
         window_size=(-1, -1) if window is None else (window - 1, 0),
         softcap=softcap or 0.0,
         return_softmax_lse=True,
+        sinks=sinks if is_taken else None,
     )
-    return FlashOutput(out, lse)
+    return beside_sinks(FlashOutput(out, lse), None if is_taken else sinks)

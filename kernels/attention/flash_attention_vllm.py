@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specengine.kernels.attention.flash_merge import SINKS_DTYPE, beside_sinks
 from specengine.kernels.attention.types import FlashKeys, FlashOutput
 
 _UNUSED: dict[str, Any] = dict.fromkeys(
@@ -14,7 +15,7 @@ _UNUSED: dict[str, Any] = dict.fromkeys(
         *("k_new", "v_new", "q_v", "out", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q"),
         *("leftpad_k", "rotary_cos", "rotary_sin", "seqlens_rotary"),
         *("q_descale", "k_descale", "v_descale", "scheduler_metadata", "pack_gqa"),
-        *("s_aux", "cp_tot_seqused_k"),
+        "cp_tot_seqused_k",
     )
 )
 
@@ -27,7 +28,9 @@ def flash_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> FlashOutput:
+    is_taken = sinks is not None and sinks.dtype == SINKS_DTYPE
     out, lse, *_ = torch.ops._vllm_fa3_C.fwd(
         q,
         k_cache.unsqueeze(1),
@@ -46,8 +49,9 @@ def flash_attention(
         is_rotary_interleaved=False,
         num_splits=0,
         sm_margin=0,
+        s_aux=sinks if is_taken else None,
         cp_world_size=1,
         cp_rank=0,
         **_UNUSED,
     )
-    return FlashOutput(out, lse)
+    return beside_sinks(FlashOutput(out, lse), None if is_taken else sinks)

@@ -86,10 +86,12 @@ class FlashOutput:
     lse: Tensor  # float32 [Hq, T], log of the sum of exp(scale * q . k), or of what is capped
 
 
-# (q [T, Hq, D], k_cache and v_cache [S, Hk, D], keys, scale, window, softcap) -> FlashOutput.
+# (q [T, Hq, D], k_cache and v_cache [S, Hk, D], keys, scale, window, softcap, sinks [Hq] or None)
+# -> FlashOutput, whose lse is undefined where there are sinks.
 # Contiguous in the last dimension, float16 or bfloat16, D up to 256 and a multiple of 8. With a
 # window, which needs causal keys, a query sees the last `window` keys up to its own. With a
 # softcap, scores are softcap * tanh(scale * q . k / softcap).
 FlashAttention = Callable[
-    [Tensor, Tensor, Tensor, FlashKeys, float, int | None, float | None], FlashOutput
+    [Tensor, Tensor, Tensor, FlashKeys, float, int | None, float | None, Tensor | None],
+    FlashOutput,
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specengine import kernels
 from specengine.kernels.attention import flash_attention, flash_attention_ref
-from specengine.kernels.attention.flash_attention import merge
+from specengine.kernels.attention.flash_merge import merge
 from specengine.kernels.attention.types import FlashAttention, FlashKeys, FlashOutput
 
 # As _vllm_fa3_C declares it in vLLM 0.24.0.
@@ -47,9 +47,10 @@ def compute(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> list[Tens
         max_keys=given["page_table"].shape[1],
         causal=given["causal"],
     )
+    assert given["sinks"] is None or given["sinks"].dtype == torch.bfloat16
     window = None if left < 0 else left + 1
     scale = given["softmax_scale"]
-    options = scale, window, given["softcap"] or None
+    options = scale, window, given["softcap"] or None, given["sinks"]
     found = flash_attention_ref.flash_attention(q, k[:, 0], v[:, 0], keys, *options)
     return [found.out, found.lse]
 
@@ -71,6 +72,7 @@ def vllm_library() -> Iterator[FlashAttention]:
             "cache_seqlens": given["seqused_k"],
             "cache_batch_idx": given["kv_batch_idx"],
             "causal": given["is_causal"],
+            "sinks": given["s_aux"],
         }
         return compute(q, k, v, given | renamed)
 
@@ -99,6 +101,7 @@ def sgl_library(monkeypatch: pytest.MonkeyPatch) -> FlashAttention:
         window_size: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         return_softmax_lse: bool = False,
+        sinks: Tensor | None = None,
     ) -> list[Tensor]:
         given = dict(locals())
         assert return_softmax_lse
@@ -123,9 +126,14 @@ def ints(*values: int) -> Tensor:
 
 @pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("sinks", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("library", ["vllm_library", "sgl_library"])
 def test_arguments_are_named_as_the_library_names_them(
-    library: str, window: int | None, softcap: float | None, request: pytest.FixtureRequest
+    library: str,
+    sinks: torch.dtype | None,
+    window: int | None,
+    softcap: float | None,
+    request: pytest.FixtureRequest,
 ) -> None:
     flash: FlashAttention = request.getfixturevalue(library)
     torch.manual_seed(0)
@@ -134,10 +142,37 @@ def test_arguments_are_named_as_the_library_names_them(
     for rows, causal in ((ints(2, 0), True), (None, window is not None)):
         used = table if rows is not None else table[:2]
         keys = FlashKeys(used, rows, ints(9, 4), ints(0, 3, 5), 3, 10, causal)
-        found = flash(q, k, v, keys, 0.3, window, softcap)
-        expected = flash_attention_ref.flash_attention(q, k, v, keys, 0.3, window, softcap)
+        added = None if sinks is None else torch.linspace(-1.0, 2.0, 6, dtype=sinks)
+        options = 0.3, window, softcap, added
+        found = flash(q, k, v, keys, *options)
+        expected = flash_attention_ref.flash_attention(q, k, v, keys, *options)
         torch.testing.assert_close(found.out, expected.out)
         torch.testing.assert_close(found.lse, expected.lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and flash_attention.is_installed()),
+    reason="no CUDA device, or neither sglang-kernel nor vllm is installed",
+)
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 5000), (4, 5000), (700, 900)])
+def test_sinks_of_long_prompts_on_a_gpu(
+    num_queries: int, num_keys: int, window: int | None
+) -> None:
+    """Of few queries the keys are shared out among blocks; a sink counts once."""
+    torch.manual_seed(0)
+    to: Any = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(num_queries, 64, 64, **to)
+    k, v = torch.randn(num_keys + 1, 8, 64, **to), torch.randn(num_keys + 1, 8, 64, **to)
+    table = torch.randperm(num_keys)[None].int() + 1
+    starts, counts = ints(0, num_queries), ints(num_keys)
+    rest = (one.cuda() for one in (ints(0), counts, starts))
+    keys = FlashKeys(table.cuda(), *rest, num_queries, num_keys, True)
+    options = 0.125, window, None, torch.linspace(0.0, 9.0, 64, **to)
+    found = flash_attention.load()(q, k, v, keys, *options)
+    expected = flash_attention_ref.flash_attention(q, k, v, keys, *options)
+    torch.testing.assert_close(found.out, expected.out, rtol=2e-2, atol=4e-3)
 
 
 def test_two_parts_are_merged_to_the_whole() -> None:
@@ -150,7 +185,9 @@ def test_two_parts_are_merged_to_the_whole() -> None:
         return flash_attention_ref.flash_attention(q, k, v, keys, 0.3, None)
 
     merged = merge(part(0, (5, 5)), part(5, (7, 3)))
-    torch.testing.assert_close(merged, part(0, (12, 8)).out)
+    whole = part(0, (12, 8))
+    torch.testing.assert_close(merged.out, whole.out)
+    torch.testing.assert_close(merged.lse, whole.lse)
 
 
 def test_vllms_build_is_found_without_importing_vllm(

@@ -76,6 +76,35 @@ def test_sinks() -> None:
         torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
 
 
+@pytest.mark.gpu
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(
+    ("lens", "trees"),
+    [
+        ([(11, 7), (0, 4)], None),
+        ([(50, 1)], None),
+        ([(11, 7), (0, 4)], [BUSHY, [-1, 0, 1, 1]]),
+    ],
+    ids=["chunks", "decode", "tree"],
+)
+def test_sinks_on_a_gpu(
+    lens: list[tuple[int, int]],
+    trees: list[list[int]] | None,
+    window: int | None,
+    dtype: torch.dtype,
+) -> None:
+    if trees and window:
+        pytest.skip("no window under trees")
+    sinks = torch.linspace(-2.0, 6.0, 16, dtype=dtype)
+    layer = Layer(16, 2, 64, 0.125, sliding_window=window, sinks=sinks.to(CUDA))
+    mode = ForwardMode.TARGET_VERIFY if trees else ForwardMode.EXTEND
+    case = Case(lens, mode, trees=trees, layer=layer, dtype=dtype, device=CUDA)
+    out, expected = run(case, make_attention_backend("fa", CUDA))
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_softcap() -> None:
     layer = Layer(softcap=0.5)
     lens = [(11, 7), (0, 4)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.core.tree import Tree
-from specengine.kernels.attention.flash_attention import merge
+from specengine.kernels.attention.flash_merge import beside_sinks, merge
 from specengine.kernels.attention.types import FlashAttention, FlashKeys, FlashOutput
 from specengine.runner.attention.base import attach_plan
 
@@ -60,22 +60,13 @@ class FlashAttentionBackend(AttentionBackend):
         cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         scale, cap = layer.scale, layer.softcap
         if plan.nodes is None:
-            whole = self.flash(q, *cache, plan.keys, scale, layer.sliding_window, cap)
-            return _beside_sinks(whole.out, whole.lse, layer.sinks)
-        before = self.flash(q, *cache, plan.keys, scale, None, cap)
-        among = self.flash(q, *cache, plan.nodes, scale, None, cap)
+            window = layer.sliding_window
+            return self.flash(q, *cache, plan.keys, scale, window, cap, layer.sinks).out
+        before = self.flash(q, *cache, plan.keys, scale, None, cap, None)
+        among = self.flash(q, *cache, plan.nodes, scale, None, cap, None)
         assert plan.is_alone_T is not None
         before = _without(plan.is_alone_T, before)
-        lse_HT = torch.logaddexp(before.lse, among.lse)
-        return _beside_sinks(merge(before, among), lse_HT, layer.sinks)
-
-
-def _beside_sinks(out: Tensor, lse_HT: Tensor, sinks: Tensor | None) -> Tensor:
-    """out [T, Hq, D], which is changed, of a softmax to which each head's sink is added."""
-    if sinks is None:
-        return out
-    kept_HT = torch.sigmoid(lse_HT - sinks.float()[:, None])
-    return out.mul_(kept_HT.t()[:, :, None])  # in float32, rounded once
+        return beside_sinks(merge(before, among), layer.sinks).out
 
 
 def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:
