@@ -11,6 +11,7 @@ a drafter's features, L layers, E experts, S KV slots. Other meanings are said b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specengine.core.columns import sent_columns
+from specengine.core.columns import request_columns
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.platform import Event, Stream
@@ -253,9 +254,9 @@ class ForwardBatch:
     layer_features: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
     # int64 [R]: rows whose output is wanted; all leave their KV. A model may give these alone.
-    # last: they are those of last_rows_of, which this is
+    # last: they are those of last_rows_of, which this makes for the layer that reads it
     kept_rows: Tensor | None = field(default=None, repr=False)
-    last: ForwardBatch | None = field(default=None, repr=False)
+    last: Callable[[], ForwardBatch] | None = field(default=None, repr=False)
 
     # SPLIT_PREFILL: carried from call to call
     split_index: int = 0  # layers done
@@ -283,33 +284,33 @@ class ForwardBatch:
     ) -> ForwardBatch:
         """The one place where batch metadata crosses to the device, in one copy. others: further
         fields."""
-        B, T = batch.batch_size, batch.num_tokens
-        indptr = [0, *accumulate(batch.extend_lens)]
-        lens = batch.prefix_lens, batch.extend_lens
-        columns = batch.req_pool_indices, *lens, indptr, batch.logits_rows or []
-        rows, prefix, extend, qo_indptr, logits_rows = sent_columns(columns, device)
-        request_T = torch.repeat_interleave(torch.arange(B, device=device), extend, output_size=T)
-        place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
-        out_cache_loc = req_to_token_pool.req_to_token[rows[request_T], place_T]
-        positions = place_T
+        columns = request_columns(batch.req_pool_indices, batch.prefix_lens, batch.extend_lens)
+        if batch.logits_rows is not None:
+            columns.ints("logits_rows", batch.logits_rows)
+        if is_on_host := batch.input_ids.device.type == "cpu":
+            columns.ints("input_ids", batch.input_ids.numpy())
+        on_device = columns.send(device)
+        prefix, extend = on_device["prefix_lens"], on_device["extend_lens"]
+        rows_T, positions = on_device["rows_T"], on_device["places_T"]
+        slots = req_to_token_pool.req_to_token[rows_T, positions]
         if batch.tree is not None:
-            depths = sent(batch.tree.depths_T, device)
-            positions = prefix[request_T] - batch.tree.num_past + depths
+            firsts = prefix.repeat_interleave(extend, output_size=batch.num_tokens)
+            positions = firsts - batch.tree.num_past + sent(batch.tree.depths_T, device)
         return cls(
             forward_mode=batch.forward_mode,
-            batch_size=B,
-            num_tokens=T,
-            input_ids=sent(batch.input_ids, device),
+            batch_size=batch.batch_size,
+            num_tokens=batch.num_tokens,
+            input_ids=on_device["input_ids"] if is_on_host else sent(batch.input_ids, device),
             positions=positions,
-            out_cache_loc=out_cache_loc.to(torch.int64),
-            req_pool_indices=rows,
+            out_cache_loc=slots.to(torch.int64),
+            req_pool_indices=on_device["req_pool_indices"],
             prefix_lens=prefix,
             extend_lens=extend,
-            seq_lens=prefix + extend,
-            qo_indptr=qo_indptr,
+            seq_lens=on_device["seq_lens"],
+            qo_indptr=on_device["qo_indptr"],
             prefix_lens_cpu=list(batch.prefix_lens),
             extend_lens_cpu=list(batch.extend_lens),
-            logits_rows=logits_rows if batch.logits_rows is not None else None,
+            logits_rows=on_device.get("logits_rows"),
             req_to_token_pool=req_to_token_pool,
             token_to_kv_pool=token_to_kv_pool,
             attn_backend=attn_backend,
