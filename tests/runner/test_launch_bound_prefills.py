@@ -68,7 +68,7 @@ def shape_of(name: str, ranks: Communicator | None = None) -> nn.Module:
 def widest(model: nn.Module, ranks: Communicator = NoLink.communicator) -> int:
     keys = prefill_keys(model, ranks)  # type: ignore[arg-type]
     assert {*SMALL_PREFILLS, *LARGE_PREFILLS} <= {*keys}
-    return max(key.width for key in keys)
+    return max(key.width for key in keys if key.padding is None)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,22 @@ def widest(model: nn.Module, ranks: Communicator = NoLink.communicator) -> int:
 )
 def test_prompts_have_graphs_as_far_as_their_launches_bound_them(name: str, tokens: int) -> None:
     assert widest(shape_of(name)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "padding"),
+    [
+        ("llama-3.2-1b-shape", {}),
+        ("gpt-oss-20b-shape", {1536: 48, 2048: 64}),
+        ("llama-3.1-8b-shape", {1536: 48, 2048: 64}),
+        ("llama-3.1-70b-shape", {}),
+    ],
+)
+def test_chunks_have_graphs_with_little_padding_as_far_as_they_gain(
+    name: str, padding: dict[int, int]
+) -> None:
+    keys = prefill_keys(shape_of(name))  # type: ignore[arg-type]
+    assert {key.tokens: key.padding for key in keys if key.padding is not None} == padding
 
 
 @pytest.mark.parametrize(

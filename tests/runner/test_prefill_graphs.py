@@ -10,7 +10,13 @@ import torch
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
-from specengine.runner.fallbacks import MEMORY_SPENT, NOT_CAPTURED, GraphStats
+from specengine.runner.fallbacks import (
+    MEMORY_SPENT,
+    MUCH_PADDING,
+    NOT_CAPTURED,
+    TOO_MANY_TOKENS,
+    GraphStats,
+)
 from specengine.runner.forward_graphs.inputs import (
     PrefillInputs,
     num_prefill_inputs,
@@ -148,6 +154,17 @@ def test_prefill_runs_in_a_larger_graph_while_its_own_is_missing() -> None:
     assert keys_of(graphs, 1000) == [3072]
     assert keys_of(graphs, 1000) == [1024], "the second time it is captured"
     assert not GraphStats.of(graphs.counters).fallbacks
+
+
+def test_prefill_with_more_padding_than_its_graph_gains_runs_eagerly() -> None:
+    graphs = without_a_gpu(splits=False)
+    narrow = WIDE_PREFILLS[3]._replace(padding=64)
+    graphs.keys = [*SMALL_PREFILLS, narrow]
+    graphs.cache.captured[narrow] = graphs.cache.captured[WIDE_PREFILLS[3]]
+    assert keys_of(graphs, 2048) == keys_of(graphs, 1984) == [2048]
+    assert keys_of(graphs, 1983) == keys_of(graphs, 2049) == []
+    counted = GraphStats.of(graphs.counters).fallbacks
+    assert counted == {MUCH_PADDING: 1, TOO_MANY_TOKENS: 1}
 
 
 def test_prefill_whose_key_lacked_memory_counts_that() -> None:

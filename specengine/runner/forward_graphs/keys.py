@@ -25,22 +25,28 @@ Logits = Literal["every", "none", "chosen"]
 
 class PrefillKey(NamedTuple):
     """Prefills of the target that one graph serves: tokens in all, requests at most, and tokens of
-    one request at most. One more request holds the padding tokens."""
+    one request at most. One more request holds the padding tokens, `padding` at most (None: as
+    many as one request)."""
 
     tokens: int
     requests: int
     width: int
+    padding: int | None = None
 
     def __str__(self) -> str:
         return f"{self.tokens} tokens x {self.requests} requests"
 
     def fits(self, batch: ModelWorkerBatch) -> bool:
         return (
-            0 <= self.tokens - batch.num_tokens <= self.width
+            0 <= self.tokens - batch.num_tokens <= self._most_padding
             and batch.batch_size <= self.requests
             and max(batch.extend_lens) <= self.width
             and len(batch.logits_rows or ()) <= self.requests
         )
+
+    @property
+    def _most_padding(self) -> int:
+        return self.width if self.padding is None else self.padding
 
 
 # The launches of 30 layers of a small model take the host 12 ms, the layers themselves 2 ms: so
@@ -51,7 +57,7 @@ LARGE_PREFILLS = tuple(
     PrefillKey(n, LARGE_MAX_REQUESTS, LARGE_MAX_WIDTH)
     for n in range(LARGE_MAX_WIDTH, 2049, LARGE_MAX_WIDTH)
 )
-# Of long prompts, for models that launches bound so far (splits.launches_bound). Captured late.
+# Of long prompts, for models that launches bound so far (splits.most_padding). Captured late.
 WIDE_PREFILLS = tuple(PrefillKey(n, MAX_REQUESTS, n) for n in (768, 1024, 1536, 2048, 3072, 4096))
 PREFILL_KEYS = (*SMALL_PREFILLS, *LARGE_PREFILLS, *WIDE_PREFILLS)
 

@@ -38,7 +38,7 @@ from specengine.runner.forward_graphs.keys import (
 from specengine.runner.forward_graphs.outputs import FixedForward, copy_of, first_rows, joined
 from specengine.runner.forward_graphs.splits import (
     is_launch_bound,
-    launches_bound,
+    most_padding,
     split,
 )
 from specengine.runner.graph_cache import GraphCache
@@ -48,10 +48,16 @@ from specengine.runner.graph_guard import GraphGuard
 def prefill_keys(
     model: DecoderModel, ranks: Communicator = NoLink.communicator
 ) -> list[PrefillKey]:
-    """Those that serve a model, the smallest that fits a batch first. Wide ones do where launches
-    bound them."""
-    wide = launches_bound([key.tokens for key in WIDE_PREFILLS], model, ranks)
-    return [key for key in PREFILL_KEYS if key not in WIDE_PREFILLS or key.tokens in wide]
+    """Those that serve a model, the smallest that fits a batch first. Wide ones do where they
+    gain."""
+    padding = most_padding([key.tokens for key in WIDE_PREFILLS], model, ranks)
+    others = [key for key in PREFILL_KEYS if not _is_wide(key)]
+    wide = [one for one in WIDE_PREFILLS if one.tokens in padding]
+    return others + [key._replace(padding=padding[key.tokens]) for key in wide]
+
+
+def _is_wide(key: PrefillKey) -> bool:
+    return key._replace(padding=None) in WIDE_PREFILLS
 
 
 class PrefillGraphs:
@@ -75,7 +81,7 @@ class PrefillGraphs:
 
     def capture(self) -> None:
         """All keys but wide ones, as far as the memory for graphs reaches."""
-        late = {key for key in self.keys if key in WIDE_PREFILLS}
+        late = set(filter(_is_wide, self.keys))
         wanted = [key for key in self.keys if key not in late]
         wanted.sort(key=lambda key: key.tokens, reverse=True)
         done = self.cache.capture_at_start(wanted, lambda key: [key], self._make)
@@ -86,7 +92,7 @@ class PrefillGraphs:
         """What captures a wide key each, of those that have not been: the largest first, which
         serves the prompts of the others until they are there."""
         for key in reversed(self.keys):
-            if key in WIDE_PREFILLS and key not in self.cache.captured:
+            if _is_wide(key) and key not in self.cache.captured:
                 yield partial(self.cache.get, key, self._make, logging.DEBUG)
 
     @property
@@ -94,7 +100,7 @@ class PrefillGraphs:
         """Keys whose kernels include those of all others. Wide ones have those of large ones, but
         for FlashAttention, which is compiled."""
         large = [key for key in self.keys if key in LARGE_PREFILLS]
-        spare = {*large[1:-1], *WIDE_PREFILLS}
+        spare = {*large[1:-1], *filter(_is_wide, self.keys)}
         return [key for key in self.keys if key not in spare]
 
     def precompile(self, key: PrefillKey) -> None:
@@ -190,7 +196,7 @@ class PrefillGraphs:
     @property
     def _most_of_a_part(self) -> tuple[int, int]:
         """Tokens and requests, which no wide key changes: it holds few requests."""
-        keys = [key for key in self.keys if key not in WIDE_PREFILLS]
+        keys = [key for key in self.keys if not _is_wide(key)]
         tokens = max((key.tokens for key in keys), default=0)
         return tokens, max((key.requests for key in keys), default=0)
 
@@ -198,6 +204,8 @@ class PrefillGraphs:
         if any(key.fits(batch) for key in self.keys):
             spent = self.cache.memory.is_spent
             return fallbacks.MEMORY_SPENT if spent else fallbacks.NOT_CAPTURED
+        if any(key._replace(padding=None).fits(batch) for key in self.keys):
+            return fallbacks.MUCH_PADDING
         holding = [key for key in self.keys if key.requests >= batch.batch_size]
         if batch.num_tokens > max((key.tokens for key in holding or self.keys), default=0):
             return fallbacks.TOO_MANY_TOKENS
