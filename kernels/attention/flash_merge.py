@@ -1,4 +1,4 @@
-"""What FlashAttention's outputs become: two sets of keys as one, and a softmax with sinks."""
+"""Merges two outputs of FlashAttention, and adds sinks to one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specengine.kernels.attention.types import FlashOutput
 
-# Of sinks that the libraries add to the softmax themselves.
+# Sinks of this type the libraries add to the softmax themselves. Others are added afterwards.
 SINKS_DTYPE = torch.bfloat16
 
 
@@ -22,10 +22,9 @@ def merge(first: FlashOutput, second: FlashOutput) -> FlashOutput:
 
 
 def beside_sinks(found: FlashOutput, sinks: Tensor | None) -> FlashOutput:
-    """The softmax to which each head's sink is added. sinks: [Hq]; found.out is changed."""
+    """With each head's sink in the softmax. sinks: [Hq]; found.out is changed, found.lse is not."""
     if sinks is None:
         return found
-    sinks_H1 = sinks.float()[:, None]
-    kept_HT = torch.sigmoid(found.lse - sinks_H1)
-    # In float32, rounded once.
-    return FlashOutput(found.out.mul_(kept_HT.t()[:, :, None]), found.lse.logaddexp(sinks_H1))
+    kept_HT = torch.sigmoid(found.lse - sinks.float()[:, None])
+    found.out.mul_(kept_HT.t()[:, :, None])  # in float32, rounded once
+    return found

@@ -82,9 +82,9 @@ class Columns:
 
 
 def request_columns(rows: list[int], prefix_lens: list[int], extend_lens: list[int]) -> Columns:
-    """Of requests, which begin new tokens behind a prefix each, and of these tokens, ending in _T:
-    its request's row, and its place there. What the host computes in microseconds would be a dozen
-    launches on a device."""
+    """Columns of a batch: one entry a request, and, in those with names in _T, one a new token: the
+    row of its request in the page table, and its place in that row. The host computes in
+    microseconds what would be a dozen launches on a device."""
     rows_B, prefix_B, extend_B = np.array((rows, prefix_lens, extend_lens), dtype=np.int64)
     indptr = np.append(0, extend_B.cumsum())
     columns = Columns()

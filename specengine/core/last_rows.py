@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -25,7 +24,7 @@ def reads_last_rows(batch: ModelWorkerBatch) -> bool:
 def keep_last(batch: ForwardBatch) -> None:
     """Let the model leave out every row but the last of each request. batch: planned; as
     last_rows_of takes it."""
-    batch.kept_rows, batch.last = batch.qo_indptr[1:] - 1, partial(last_rows_of, batch)
+    batch.kept_rows, batch.last = batch.qo_indptr[1:] - 1, last_rows_of
 
 
 def last_rows_of(batch: ForwardBatch) -> ForwardBatch:
@@ -51,6 +50,8 @@ def last_rows_of(batch: ForwardBatch) -> ForwardBatch:
         logits_rows=None,
         attn_plan=None,
         prompts=None,
+        kept_rows=None,
+        last=None,
         layer_features=[],
         features=None,
     )

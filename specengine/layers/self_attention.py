@@ -185,10 +185,11 @@ class SelfAttention(ProjectedAttention):
         return plain_heads and self.temperature is None
 
     def attend_last(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """`attend` of batch.last alone, [T, input_size] -> [B, num_heads * head_dim]. K and V of
-        all rows are written; queries of others are not even projected, where products are plain."""
+        """`attend` of the last row of each request alone, [T, input_size] -> [B, num_heads *
+        head_dim]. K and V of all rows are written; queries of others are not even projected, where
+        products are plain."""
         assert batch.last is not None
-        last, rows_B = batch.last(), batch.kept_rows
+        last, rows_B = batch.last(batch), batch.kept_rows
         assert rows_B is not None
         size, proj = self.sizes[0], self.qkv_proj
         if proj.is_plain:

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
-from specengine.core.columns import columns_size, joined_columns, parted_columns
+from specengine.core.columns import (
+    columns_size,
+    joined_columns,
+    parted_columns,
+    request_columns,
+)
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
@@ -28,6 +33,21 @@ def test_columns_come_back_and_begin_at_sixteen_bytes(columns: list[list[int]]) 
     parts = parted_columns(joined, sizes)
     assert [one.tolist() for one in parts] == columns
     assert not any(8 * one.storage_offset() % 16 for one in parts)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)), max_size=5))
+def test_columns_of_requests_name_the_place_of_each_new_token(
+    requests: list[tuple[int, int, int]],
+) -> None:
+    rows, prefix_lens, extend_lens = [list(one) for one in zip(*requests, strict=True)] or [[]] * 3
+    found = request_columns(rows, prefix_lens, extend_lens).send(torch.device("cpu"))
+    places = [(row, prefix + j) for row, prefix, extend in requests for j in range(extend)]
+    assert list(zip(found["rows_T"].tolist(), found["places_T"].tolist(), strict=True)) == places
+    ends = [sum(extend_lens[:i]) for i in range(len(rows) + 1)]
+    assert found["qo_indptr"].tolist() == ends
+    assert found["seq_lens"].tolist() == [prefix + extend for _, prefix, extend in requests]
+    given = {"req_pool_indices": rows, "prefix_lens": prefix_lens, "extend_lens": extend_lens}
+    assert {name: found[name].tolist() for name in given} == given
 
 
 def offsets(batch: Any) -> set[int]:

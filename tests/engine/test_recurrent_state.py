@@ -291,10 +291,11 @@ def test_prompts_in_chunks_on_a_gpu_change_no_text_but_for_ties(
     for form in (delta_prompt_triton, delta_chunks_triton):
         monkeypatch.setattr(delta_rule, "_in_triton", lambda *_, form=form: counted(form, calls))
         llm = make(target, device="cuda", dtype="bfloat16", chunked_prefill_size=256)
+        calls.clear()  # the first engine of a process also compiles ahead
         found.append([one for _ in range(2) for one in llm.generate(LONG, asked, progress=False)])
         assert llm.engine.stats().num_cached_tokens > 0  # of the second time
+        assert calls.count(form) > 2
     assert_same_but_for_ties(found[1], found[0])
-    assert min(map(calls.count, (delta_prompt_triton, delta_chunks_triton))) > 2
 
 
 @pytest.mark.gpu

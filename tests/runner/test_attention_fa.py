@@ -79,15 +79,16 @@ def test_sinks() -> None:
 @pytest.mark.gpu
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(
-    ("lens", "trees"),
+    ("lens", "trees", "window"),
     [
-        ([(11, 7), (0, 4)], None),
-        ([(50, 1)], None),
-        ([(11, 7), (0, 4)], [BUSHY, [-1, 0, 1, 1]]),
+        ([(11, 7), (0, 4)], None, None),
+        ([(11, 7), (0, 4)], None, 5),
+        ([(50, 1)], None, None),
+        ([(50, 1)], None, 5),
+        ([(11, 7), (0, 4)], [BUSHY, [-1, 0, 1, 1]], None),
     ],
-    ids=["chunks", "decode", "tree"],
+    ids=["chunks", "chunks in a window", "decode", "decode in a window", "tree"],
 )
 def test_sinks_on_a_gpu(
     lens: list[tuple[int, int]],
@@ -95,8 +96,6 @@ def test_sinks_on_a_gpu(
     window: int | None,
     dtype: torch.dtype,
 ) -> None:
-    if trees and window:
-        pytest.skip("no window under trees")
     sinks = torch.linspace(-2.0, 6.0, 16, dtype=dtype)
     layer = Layer(16, 2, 64, 0.125, sliding_window=window, sinks=sinks.to(CUDA))
     mode = ForwardMode.TARGET_VERIFY if trees else ForwardMode.EXTEND

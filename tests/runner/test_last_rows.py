@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,25 @@ def test_last_rows_alone_equal_those_of_all(family: str, small_models: dict[str,
         close(other.layer_features[0], batch.layer_features[0])
     for one, same in zip(kv_of(narrow), kv_of(whole), strict=True):
         close(one, same)
+
+
+def test_a_batch_that_keeps_its_last_rows_goes_with_its_last_reference(
+    runner: ModelRunner,
+) -> None:
+    """A cycle would hold features of whole prompts on the device until garbage is collected."""
+    batch = runner.new_forward_batch(last_rows(LONG))
+    runner.attn_backend.init_forward_metadata(batch)
+    keep_last(batch)
+    assert batch.last is not None
+    last = batch.last(batch)
+    assert last.kept_rows is last.last is None
+    seen = weakref.ref(batch)
+    gc.disable()
+    try:
+        del batch, last
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_head_reads_the_requests_that_sample(

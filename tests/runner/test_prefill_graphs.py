@@ -167,6 +167,18 @@ def test_prefill_with_more_padding_than_its_graph_gains_runs_eagerly() -> None:
     assert counted == {MUCH_PADDING: 1, TOO_MANY_TOKENS: 1}
 
 
+def test_graph_with_little_padding_is_captured_while_idle_alone_and_last() -> None:
+    graphs = without_a_gpu(splits=False)
+    narrow = WIDE_PREFILLS[3]._replace(padding=64)
+    graphs.keys = [*SMALL_PREFILLS, *WIDE_PREFILLS[:2], narrow]
+    for key in WIDE_PREFILLS:
+        del graphs.cache.captured[key]
+    assert [keys_of(graphs, 2048) for _ in range(3)] == [[]] * 3
+    assert GraphStats.of(graphs.counters).fallbacks == {NOT_CAPTURED: 3}
+    captured = [one.args[0].tokens for one in graphs.captures()]  # type: ignore[attr-defined]
+    assert captured == [1024, 768, 2048]
+
+
 def test_prefill_whose_key_lacked_memory_counts_that() -> None:
     graphs = without_a_gpu(splits=False)
     graphs.keys, graphs.lacks_memory = [LARGE_PREFILLS[-1]], True

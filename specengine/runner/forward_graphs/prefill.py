@@ -2,7 +2,8 @@
 
 Those of short prompts are captured at start. A wide one, of long prompts, is captured while there
 is no work (engine/background_capture.py), or for the second prefill of its size, which waits for
-the capture: about as long as launches that the two would have saved.
+the capture: about as long as launches that the two would have saved. One that may have little
+padding gains less: it is captured while there is no work alone.
 """
 
 from __future__ import annotations
@@ -51,9 +52,8 @@ def prefill_keys(
     """Those that serve a model, the smallest that fits a batch first. Wide ones do where they
     gain."""
     padding = most_padding([key.tokens for key in WIDE_PREFILLS], model, ranks)
-    others = [key for key in PREFILL_KEYS if not _is_wide(key)]
-    wide = [one for one in WIDE_PREFILLS if one.tokens in padding]
-    return others + [key._replace(padding=padding[key.tokens]) for key in wide]
+    keys = [key for key in PREFILL_KEYS if not _is_wide(key) or key.tokens in padding]
+    return [key._replace(padding=padding[key.tokens]) if _is_wide(key) else key for key in keys]
 
 
 def _is_wide(key: PrefillKey) -> bool:
@@ -90,9 +90,10 @@ class PrefillGraphs:
 
     def captures(self) -> Iterator[Callable[[], object]]:
         """What captures a wide key each, of those that have not been: the largest first, which
-        serves the prompts of the others until they are there."""
-        for key in reversed(self.keys):
-            if _is_wide(key) and key not in self.cache.captured:
+        serves the prompts of the others until they are there; then those with little padding."""
+        wide = filter(_is_wide, self.keys)
+        for key in sorted(wide, key=lambda key: (key.padding is not None, -key.tokens)):
+            if key not in self.cache.captured:
                 yield partial(self.cache.get, key, self._make, logging.DEBUG)
 
     @property
@@ -183,7 +184,7 @@ class PrefillGraphs:
         """The smallest; while it is not captured, and not to be captured now, the smallest of those
         that are. All ranks of an engine run the same prefills, and capture for the same one."""
         best = fitting[0]
-        if best not in self.cache.captured:
+        if best not in self.cache.captured and best.padding is None:
             self.wanted[best] += 1
             if self.wanted[best] > 1 and self.cache.has_memory_for(best):
                 return best
@@ -204,7 +205,8 @@ class PrefillGraphs:
         if any(key.fits(batch) for key in self.keys):
             spent = self.cache.memory.is_spent
             return fallbacks.MEMORY_SPENT if spent else fallbacks.NOT_CAPTURED
-        if any(key._replace(padding=None).fits(batch) for key in self.keys):
+        narrow = [key for key in self.keys if key.padding is not None]
+        if not self.lacks_memory and any(one._replace(padding=None).fits(batch) for one in narrow):
             return fallbacks.MUCH_PADDING
         holding = [key for key in self.keys if key.requests >= batch.batch_size]
         if batch.num_tokens > max((key.tokens for key in holding or self.keys), default=0):

@@ -29,9 +29,9 @@ _LAUNCH_BOUND_WORK = 1 << 38
 # tokens take a layer of Qwen3-30B-A3B 0.40 ms, and one of 8B, with 3.8 times the weights that one
 # row is multiplied with, 0.76.
 _WORK_OF_EXPERTS = 2
-# Of a prefill with up to twice that work a graph still spares 3% (2,048 tokens of GPT-OSS-20B take
-# 38.4 ms for 39.7): chunks of long prompts, which have no padding, or a little less.
-_LITTLE_PADDING = 32
+# With up to twice that work a graph still gains 3% (GPT-OSS-20B takes 38.4 ms for 39.7 of 2,048
+# tokens). It serves prefills of which padding would be no more: one token of so many.
+_PADDING_SHARE = 32
 # Tokens above which a prefill may have half of the work: there attention, whose work grows with the
 # square of the prompt and is not counted, takes a small layer as long as its products. 135M gains
 # at 4,096 tokens (an eager forward takes 15.4 ms, one in pieces 6.4), 8B and Qwen3-30B-A3B do not.
@@ -56,7 +56,7 @@ def most_padding(
         if share <= (1 if count <= _LONG else 1 / 2):
             found[count] = None
         elif share <= 2 and count <= _LONG:
-            found[count] = count // _LITTLE_PADDING
+            found[count] = count // _PADDING_SHARE
     return found
 
 
