@@ -32,13 +32,13 @@ def joined_columns(columns: Iterable[ArrayLike]) -> NDArray[np.int64]:
 
 def columns_size(sizes: Iterable[int]) -> int:
     """Numbers in the columns when they are joined."""
-    return sum(map(_room, sizes))
+    return sum(size + _filling(size) for size in sizes)
 
 
 def parted_columns(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Views of columns that were joined, without the filling."""
-    parts = torch.split(buffer, [_room(size) for size in sizes])
-    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+    parts = torch.split(buffer, [part for size in sizes for part in (size, _filling(size))])
+    return list(parts[::2])
 
 
 def sent_columns(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
@@ -47,8 +47,8 @@ def sent_columns(columns: Sequence[Sequence[int]], device: torch.device) -> list
     return parted_columns(sent(flat, device), [len(column) for column in columns])
 
 
-def _room(size: int) -> int:
-    return size + -size % _ALIGNED
+def _filling(size: int) -> int:
+    return -size % _ALIGNED
 
 
 class Columns:
