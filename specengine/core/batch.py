@@ -254,8 +254,7 @@ class ForwardBatch:
     layer_features: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
     # int64 [R]: rows whose output is wanted; all leave their KV. A model may give these alone.
-    # last: makes the batch of each request's last row (last_rows_of). Set only where kept_rows are
-    # these rows; a function, as most layers of a forward need no such batch yet
+    # last: makes the batch of these rows, each request's last one, when the last layer asks for it
     kept_rows: Tensor | None = field(default=None, repr=False)
     last: Callable[[ForwardBatch], ForwardBatch] | None = field(default=None, repr=False)
 
