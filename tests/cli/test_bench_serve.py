@@ -137,10 +137,10 @@ def test_against_the_real_server(url: str, send: str, tmp_path: Path) -> None:
     """With drafts: the server tells how many stood."""
     file = tmp_path / "found.json"
     command = ["bench", "serve", "--base-url", url, "--concurrency", "2", "--send", send]
-    more = ["--num-prompts", "4", "--prompt-len", "6", "--output-len", "9", "--json", str(file)]
+    more = ["--num-prompts", "3", "--prompt-len", "6", "--output-len", "9", "--json", str(file)]
     assert main([*command, *more, "--vocab-size", "200"]) == 0
     (point,) = json.loads(file.read_text())["points"]
-    assert (point["num_finished"], point["output_tokens"]) == (4, 36)
-    assert point["prompt_tokens"] >= 24
+    assert (point["num_finished"], point["output_tokens"]) == (3, 27)
+    assert point["prompt_tokens"] >= 18
     assert point["tau"] > 1
     assert point["is_counted"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ from torch.nn import functional as F
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
+Tokens = tuple[int, ...]
+Seen = tuple[dict[int, tuple[Tensor, Tensor]], Tensor]  # keys and values by layer, and states
+
+
 class EagleReading:
-    """Drafts for one request at a time, always from the start of its text."""
+    """Drafts for one request at a time, from the start of its text. What belongs to the beginnings
+    of a text is read once, with the whole."""
 
     def __init__(self, draft: Path, target: Path) -> None:
         import transformers
@@ -33,26 +39,50 @@ class EagleReading:
         self.target = loaded.float().eval()
         self.is_eagle3 = "layers.0.hidden_norm.weight" in self.tensors
         self.head, self.target_ids = self._head_and_ids()
-        self.done: dict[tuple[int, ...], tuple[dict[int, tuple[Tensor, Tensor]], Tensor]] = {}
+        self.texts: dict[Tokens, Seen] = {}
+        self.done: dict[tuple[Tokens, Tokens], Seen] = {}  # by text and drafted tokens
 
     @torch.no_grad()
     def logits(self, committed: list[int], drafted: list[int]) -> Tensor:
         """[1 + len(drafted), draft vocabulary]: of the token after the root, which ends
         `committed`, and after each of the drafted ones."""
-        key = tuple(committed)
-        if key not in self.done:
-            self.cached: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
-            states = self._rows(self._features(committed[:-1]), committed[1:])
-            self.done[key] = (self.cached, states[-1:])
-        cached, states = self.done[key]
-        self.cached = dict(cached)
-        rows = [states]
-        for token in drafted:
-            rows.append(self._rows(rows[-1], [token]))
-        states = torch.cat(rows)
+        text = tuple(committed)
+        ends = [tuple(drafted[:count]) for count in range(len(drafted) + 1)]
+        states = torch.cat([self._after(text, end)[1] for end in ends])
         if self.is_eagle3 and not self.raw.get("norm_output"):
             states = self._norm("norm", states)
         return states @ self.head.T
+
+    @torch.no_grad()
+    def read(self, texts: Iterable[Sequence[int]]) -> None:
+        """Before their beginnings are asked for."""
+        for text in sorted({tuple(text) for text in texts}, key=len, reverse=True):
+            self._begin(text)
+
+    def _begin(self, text: Tokens) -> Seen:
+        """Rows of a text, or of one that begins with it."""
+        for whole, seen in self.texts.items():
+            if whole[: len(text)] == text:
+                return seen
+        self.cached: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
+        states = self._rows(self._features(list(text[:-1])), list(text[1:]))
+        self.texts[text] = self.cached, states
+        return self.texts[text]
+
+    def _after(self, text: Tokens, drafted: Tokens) -> Seen:
+        """The state of the last row alone."""
+        if (text, drafted) not in self.done:
+            if drafted:
+                cached, states = self._after(text, drafted[:-1])
+                self.cached = dict(cached)
+                states = self._rows(states, [drafted[-1]])
+            else:
+                cached, states = self._begin(text)
+                count = len(text) - 1
+                self.cached = {i: (k[:count], v[:count]) for i, (k, v) in cached.items()}
+                states = states[count - 1 : count]
+            self.done[text, drafted] = self.cached, states
+        return self.done[text, drafted]
 
     def _features(self, tokens: list[int]) -> Tensor:
         """[T, H]"""

@@ -128,6 +128,7 @@ def check(rounds: list[Round], reading: EagleReading) -> int:
     """Compares the logits after every node that was looked at, and the target's tokens that were
     chosen by them; returns how many."""
     compared = 0
+    reading.read(text for one in rounds for text in one.texts)
     for one in rounds:
         drafted = paths_of(one)
         for depth, level in enumerate(one.levels):

@@ -62,11 +62,12 @@ def test_the_same_drafts_as_a_plain_reading(layout: str, converted: Path) -> Non
     llm = LLM("tiny", spec, dtype="float32", device="cpu", disable_radix_cache=True)
     keeper = Keeper()
     llm.engine.host_round.recorders.append(keeper)
-    llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
     reading = EagleReading(draft, shipped_directory("tiny"))
     drafting = [one for one in keeper.rounds if one.drafted]
     assert len(drafting) > 8
     assert any(len(one.drafted) == STEPS for one in drafting)
+    reading.read(one.text for one in drafting)
     for one in drafting:
         logits = reading.logits(one.text, one.drafted[:-1])
         assert reading.target_ids[logits.argmax(-1)].tolist() == one.drafted

@@ -48,7 +48,7 @@ def names_of(family: str) -> dict[str, str]:
 
 
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 
 
 class Reading:

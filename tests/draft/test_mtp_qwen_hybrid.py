@@ -15,6 +15,7 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ModelLoadError
 from tests.draft.test_mtp_model import TOKENS, Runner, assert_near, load_models
+from tests.halves import each_value
 from tests.support.device_rounds import run_on_device
 from tests.support.families import reference_model, save_small_model
 
@@ -74,18 +75,25 @@ def test_states_and_logits_equal_transformers(
     assert_near(logits, target.lm_head(expected))
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
-def test_its_drafts_change_no_token(topk: int, on_device: bool, checkpoint: Path) -> None:
-    params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
-    flags: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048}
-    expected = LLM(str(checkpoint), **flags).generate(PROMPTS, params)
+PARAMS = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+FLAGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048}
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    return [one.token_ids for one in LLM(str(checkpoint), **FLAGS).generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize(("topk", "on_device"), each_value(1, [1, 3], [False, True]))
+def test_its_drafts_change_no_token(
+    topk: int, on_device: bool, checkpoint: Path, expected: list[list[int]]
+) -> None:
+    """Chains and trees, by the host and on the device; each with each in make test-all."""
     given: dict[str, Any] = {"num_steps": 3, "eagle_topk": topk, "num_draft_tokens": 4 * topk}
-    llm = LLM(str(checkpoint), SpecConfig(algorithm="MTP", adaptive=False, **given), **flags)
+    llm = LLM(str(checkpoint), SpecConfig(algorithm="MTP", adaptive=False, **given), **FLAGS)
     if on_device:
         run_on_device(llm)
-    found = llm.generate(PROMPTS, params)
-    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == expected
     assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 

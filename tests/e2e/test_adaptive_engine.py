@@ -17,7 +17,7 @@ from specengine.core.errors import ConfigError
 from specengine.core.spec import DraftProposal
 from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.host_rounds import AdaptiveRound
-from tests.e2e.test_spec_control import CASES, NEW_TOKENS, PROMPTS, Case, folders
+from tests.e2e.test_spec_control import CASES, NEW_TOKENS, ONE_SHAPE_EACH, PROMPTS, Case, folders
 
 __all__ = ["folders"]
 
@@ -87,7 +87,7 @@ def test_depths_that_come_and_go_change_no_token(
     assert 0 < len(llm.engine.stats().spec.accepted_per_pos) <= 4
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@ONE_SHAPE_EACH
 def test_depth_0_leaves_the_drafter_alone(
     case: Case, folders: dict[str, Path], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

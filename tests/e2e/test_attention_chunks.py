@@ -14,7 +14,7 @@ from tests.support.device_rounds import run_on_device
 
 # The family's small configuration has chunks of 24: these begin before and behind several borders.
 PROMPTS = ["x", "The quick brown fox jum", "to be or not to be, that is the question: to be " * 2]
-GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=28, temperature=0.0, ignore_eos=True)
 
 
 def lookup(branches: int) -> SpecConfig:

@@ -30,7 +30,7 @@ def make(folder: Path, **flags: Any) -> LLM:
 
 
 def greedy(llm: LLM) -> list[list[int]]:
-    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     return [one.token_ids for one in llm.generate(PROMPTS, params)]
 
 

@@ -11,7 +11,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from tests.support.families import reference_model, save_small_model
 from tests.support.gguf_files import CONVERSIONS, convert
 
-NEW_TOKENS = 24
+NEW_TOKENS = 14
 PROMPTS = [[5, 6, 7] * 9, [(7 * i * i + 3 * i) % 300 for i in range(40)], [9] * 20]
 TREE = SpecConfig(
     algorithm="NGRAM", adaptive=False, num_draft_tokens=8, ngram_branches=3, ngram_min_match=1

@@ -14,7 +14,7 @@ from tests.draft.eagle_checkpoints import eagle3
 from tests.halves import slow_but
 from tests.support.families import FAMILIES, has_experts, small_config
 
-NEW_TOKENS = 20
+NEW_TOKENS = 14
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
+from tests.halves import each_value
 
 NEW_TOKENS = 28
 TEMPERATURES = {"llama": 0.0, "qwen3": 0.3}
@@ -64,11 +65,10 @@ def plain(small_models: dict[str, Path]) -> dict[str, list[list[int]]]:
     }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("family", TEMPERATURES)
+@pytest.mark.parametrize(("setting", "family"), each_value(1, SETTINGS, TEMPERATURES))
 def test_output_equals_plain_decoding(
-    family: str,
     setting: str,
+    family: str,
     small_models: dict[str, Path],
     plain: dict[str, list[list[int]]],
 ) -> None:
@@ -79,14 +79,26 @@ def test_output_equals_plain_decoding(
     assert llm.engine.stats().spec.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("spec", [CHAIN, TREE, HYBRID], ids=["chain", "tree", "hybrid"])
-def test_retraction_changes_nothing(spec: SpecConfig, small_models: dict[str, Path]) -> None:
+EIGHT = [f"{i}{i}{i}" for i in range(8)]
+
+
+def greedy(llm: LLM) -> list[list[int]]:
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    prompts = [f"{i}{i}{i}" for i in range(8)]
-    expected = [one.token_ids for one in make(small_models["qwen3"]).generate(prompts, params)]
+    return [one.token_ids for one in llm.generate(EIGHT, params)]
+
+
+@pytest.fixture(scope="module")
+def eight(small_models: dict[str, Path]) -> list[list[int]]:
+    return greedy(make(small_models["qwen3"]))
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE, HYBRID], ids=["chain", "tree", "hybrid"])
+def test_retraction_changes_nothing(
+    spec: SpecConfig, small_models: dict[str, Path], eight: list[list[int]]
+) -> None:
     tight = make(small_models["qwen3"], spec=spec, max_total_tokens=144)
     tight.engine.scheduler.admission.demand.share = 0.0
-    assert [one.token_ids for one in tight.generate(prompts, params)] == expected
+    assert greedy(tight) == eight
     assert tight.engine.scheduler.num_retractions > 0
     tight.engine.scheduler.check_invariant()
 

@@ -58,7 +58,7 @@ def slow_engine(live: LiveServer) -> Iterator[None]:
     advance = live.engine.advance
 
     def slowly() -> list[Choice]:
-        time.sleep(0.1)
+        time.sleep(0.2)
         return advance()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def test_a_request_is_ended_by_its_name(live: LiveServer) -> None:
     """The small model's context is 512 tokens: the request ends early, or not at all."""
     begun, other = threading.Event(), threading.Event()
     with ThreadPoolExecutor() as pool:
-        slow = {"sampling_params": LONG | {"max_new_tokens": 240}}
+        slow = {"sampling_params": LONG | {"max_new_tokens": 120}}
         with slow_engine(live):
             first = pool.submit(follow, live, begun, rid="mine", **slow)
             second = pool.submit(follow, live, other, rid="mine-too", **slow)
@@ -81,14 +81,14 @@ def test_a_request_is_ended_by_its_name(live: LiveServer) -> None:
     assert ended["meta_info"]["finish_reason"]["type"] == "abort"
     assert "operator" in ended["meta_info"]["finish_reason"]["message"]
     made = ended["meta_info"]["completion_tokens"]
-    assert 0 < made < 240
-    assert whole["meta_info"]["completion_tokens"] == 240
+    assert 0 < made < 120
+    assert whole["meta_info"]["completion_tokens"] == 120
     assert whole["output_ids"][:made] == ended["output_ids"]
     live.engine.scheduler.check_invariant()
 
 
 def test_one_prompt_of_a_list_is_ended_by_its_number(live: LiveServer) -> None:
-    params = {"max_new_tokens": 240, "ignore_eos": True, "temperature": 0}
+    params = {"max_new_tokens": 120, "ignore_eos": True, "temperature": 0}
     body = {"text": ["abc", "bcd", "cde"], "rid": "mine", "sampling_params": [params] * 3}
     with ThreadPoolExecutor() as pool:
         with slow_engine(live):

@@ -33,7 +33,7 @@ def outputs(llm: LLM, params: SamplingParams, stream: bool) -> list[RequestOutpu
 
 @pytest.mark.parametrize("more", [{}, {"stop": ["e"]}, {"n": 2, "temperature": 0.8, "seed": 4}])
 def test_without_a_stream_each_choice_comes_once_and_whole(llm: LLM, more: dict[str, Any]) -> None:
-    params = SamplingParams(**{"max_tokens": 24, "temperature": 0.0, **more})
+    params = SamplingParams(**{"max_tokens": 16, "temperature": 0.0, **more})
     streamed = outputs(llm, params, stream=True)
     whole = {(one.rid, one.index): one for one in outputs(llm, params, stream=False)}
     assert len(whole) == len(PROMPTS) * params.n

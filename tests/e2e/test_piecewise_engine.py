@@ -14,6 +14,7 @@ from specengine.engine import piecewise_build
 from specengine.runner.fallbacks import TOO_MANY_TOKENS
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.support.fake_platform import use_fake_platform
+from tests.support.families import save_small_model
 from tests.support.rounds import ON_CPU
 
 PROMPTS = [
@@ -112,10 +113,13 @@ def test_captured_pieces_change_no_token(
 
 @ON_CPU
 def test_models_with_recurrent_state_have_pieces_without_being_asked(
-    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No whole graph holds their prompts. One that cannot be traced does without, unless asked."""
-    folder = small_models["qwen3next"]
+    kinds = ["linear_attention", "full_attention"]  # one layer each, as tracing takes long
+    folder = save_small_model("qwen3next", tmp_path, 5, num_hidden_layers=2, layer_types=kinds)
+    for path in small_models["llama"].glob("*token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
     expected = run(make(folder, None, "whole prompts", device="cpu"))
     use_fake_platform(monkeypatch)
     flags: dict[str, Any] = {"device": "cpu", "cuda_graph_bs": (1, 2, 8)}

@@ -21,7 +21,7 @@ from tests.halves import slow_but
 
 SYSTEM = "You are a tiny model, and repeat yourself: "
 USERS = ("abcabcabcabc", "hello hello hello", "1, 2, 3, 1, 2, 3", "x" * 40)
-GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 # Sampled drafts of no algorithm are left out: they need the few tokens of a proof.
 NAMES = [
     *(f"{name} {shape}" for name in ("NGRAM", "SUFFIX") for shape in ("chain", "tree")),

@@ -67,7 +67,7 @@ def pairs(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 def greedy(folder: Path, **flags: Any) -> list[list[int]]:
-    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
     llm = LLM(str(folder), dtype="float32", max_total_tokens=2048, **flags)
     return [one.token_ids for one in llm.generate(PROMPTS, params)]
 
@@ -126,7 +126,7 @@ def test_logprobs_are_those_of_a_dense_model_with_rounded_inputs(
     may be taken: a small part of what rounding changes altogether."""
     monkeypatch.setattr(linears, "wants_dense", lambda device: False)
     pair = pairs[name]
-    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=3)
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=3)
     llm = LLM(str(pair.quantised), dtype="float32", max_total_tokens=2048)
     made = [one.completions[0] for one in llm.generate(PROMPTS, params)]
     prompts = [llm.tokenizer(one)["input_ids"] for one in PROMPTS]

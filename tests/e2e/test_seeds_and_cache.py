@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def ask(engine: Engine, ending: str) -> Ask:
     encode, seed = engine.parts.tokenizer, ENDINGS.index(ending)
     letters = dict.fromkeys(encode(LETTERS)["input_ids"], 100.0)
-    params = SamplingParams(max_tokens=18, logit_bias=letters, seed=seed, ignore_eos=True)
+    params = SamplingParams(max_tokens=13, logit_bias=letters, seed=seed, ignore_eos=True)
     return Ask(list(encode(SHARED + ending)["input_ids"]), params)
 
 

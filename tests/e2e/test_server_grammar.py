@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.e2e.test_server_engine import Live, live
+from tests.halves import each_value
 
 __all__ = ["live"]  # the fixture
 
@@ -74,45 +75,45 @@ def test_a_json_object(live: Live) -> None:
     assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ("completions", {"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ("completions", {"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
+    (
+        "completions",
+        {"structured_outputs": {"regex": "(a{1000}){1000}"}},
+        "structured_outputs.regex",
+    ),
+    (
+        "completions",
+        {"structured_outputs": {"grammar": 'start: start "a"'}},
+        "structured_outputs.grammar",
+    ),
+    (
+        "completions",
+        {"structured_outputs": {"json": {"$ref": "#"}}},
+        "structured_outputs.json",
+    ),
+    (
+        "completions",
+        {"structured_outputs": {"json": "[" * 960 + "]" * 960}},
+        "structured_outputs.json",
+    ),
+    (
+        "chat/completions",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nothing"}},
+            }
+        },
+        "response_format",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-        ("completions", {"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-        ("completions", {"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
-        (
-            "completions",
-            {"structured_outputs": {"regex": "(a{1000}){1000}"}},
-            "structured_outputs.regex",
-        ),
-        (
-            "completions",
-            {"structured_outputs": {"grammar": 'start: start "a"'}},
-            "structured_outputs.grammar",
-        ),
-        (
-            "completions",
-            {"structured_outputs": {"json": {"$ref": "#"}}},
-            "structured_outputs.json",
-        ),
-        (
-            "completions",
-            {"structured_outputs": {"json": "[" * 960 + "]" * 960}},
-            "structured_outputs.json",
-        ),
-        (
-            "chat/completions",
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "nothing"}},
-                }
-            },
-            "response_format",
-        ),
-    ],
-    ids=str,
+    ("path", "fields", "param", "stream"), each_value(1, REFUSED, [False, True]), ids=str
 )
 def test_grammars_that_do_not_compile_are_refused(
     live: Live, path: str, fields: dict[str, Any], param: str, stream: bool

@@ -58,7 +58,7 @@ def calls(live: Live, **fields: Any) -> list[tuple[str, Any]]:
 
 
 def test_required_calls_follow_their_schemas(live: Live) -> None:
-    for seed in range(3):
+    for seed in range(2):
         ((name, arguments),) = calls(
             live, tool_choice="required", parallel_tool_calls=False, seed=seed
         )

@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 def answer(
-    make: Make, spec: SpecConfig | None, max_tokens: int = 20
+    make: Make, spec: SpecConfig | None, max_tokens: int = 15
 ) -> tuple[list[list[int]], float]:
     """Token ids, greedy in float32, and tokens a round."""
     llm = make(spec, max_total_tokens=2048)

@@ -33,7 +33,7 @@ SETTINGS = {
 }
 
 
-answer = partial(answer_of, partial(LLM, "tiny", dtype="float32"), max_tokens=48)
+answer = partial(answer_of, partial(LLM, "tiny", dtype="float32"), max_tokens=36)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from tests.support.rounds import (
 
 STEPS = [0, 1, 2, 3]
 SIZES = {1: [2], 2: [4], 3: [4, 8]}
-LONG = replace(GREEDY, max_tokens=120)
+LONG = replace(GREEDY, max_tokens=80)
 GRAMMAR = replace(GREEDY, grammar=GrammarSpec.regex("[a-z ]{10,60}"))
 BATCHES = [[LONG] * 3, SAMPLED[:3], [GREEDY, *WITH_LOGPROBS[:2]], [GRAMMAR, GREEDY, GRAMMAR]]
 
@@ -124,7 +124,7 @@ def test_rounds_tell_what_smaller_trees_accept(
         return outcome
 
     tables: Any = state.lens, state.roots, getattr(drafter, "states")  # noqa: B009
-    for _ in range(12):
+    for _ in range(8):
         before, found = [x.clone() for x in tables], {}
         for size in (2, 4, 8, 12, None):
             for x, value in zip(tables, before, strict=True):

@@ -26,7 +26,7 @@ from tests.support.stepping import add, finish, step_until
 
 PROMPTS = ["abcabcabcabcabc", "0123456789" * 4, "abab" * 4]
 EVERY = 12  # rounds, drafts are tried for one
-PARAMS = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=56, temperature=0.0, ignore_eos=True)
 SPECS = [
     SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=4),
     SpecConfig(algorithm="SUFFIX", num_draft_tokens=4),

@@ -235,7 +235,7 @@ def test_lookup_trees_serve_edits_and_logprobs(
 ) -> None:
     llm = make(target, SPECS[name])
     rounds, collected = watched_rounds(llm, monkeypatch)
-    for most in (36, 24):
+    for most in (36, 12):
         check(llm, target, prompts, [replace(one, max_tokens=most) for one in FEATURES[asked]])
     assert rounds.counters.keys() == {"captures", "replays"}
     assert collected.moved
@@ -278,7 +278,7 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
 
     monkeypatch.setattr(steered, "observe", watched)
     for params in ([LONG] * 3, DRAWN):
-        check(llm, target, prompts, [replace(one, max_tokens=36) for one in params])
+        check(llm, target, prompts, [replace(one, max_tokens=28) for one in params])
     check(
         llm,
         target,
@@ -308,7 +308,7 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
     assert pipeline is not None
     pipeline.depths.chooser = steps = AdaptiveSteps(rounds.steps)
     for params in ([LONG] * 3, DRAWN):
-        check(llm, target, prompts, params)
+        check(llm, target, prompts, [replace(one, max_tokens=32) for one in params])
     assert steps.kept(3) is not None
     assert {one for one in rounds.steps if steps.costs.of(4, one) is None} == set()
     assert isinstance(steps.acceptance, Acceptance)

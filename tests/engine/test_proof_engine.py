@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from specengine.draft.proposals import Draft, assemble
 from specengine.draft.worker import DraftWorker
 from specengine.engine.factories import drafter_class, drafters_with_models, registered_verifiers
 from specengine.engine.loop import Engine
+from specengine.engine.proof import matrix
 from specengine.engine.proof.catalogue import with_models, without_models
 from specengine.engine.proof.check import AS_REPORTED, Check
 from specengine.engine.proof.draft_mutants import Spoil, neighbouring_parent, next_node
@@ -42,7 +43,7 @@ from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
-EFFORT = Effort(num_requests=40, mutant_requests=6000, draft_requests=600, greedy_tokens=12)
+EFFORT = Effort(num_requests=40, mutant_requests=6000, draft_requests=400, greedy_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 
 @pytest.fixture(scope="module")
-def proof(tiny: TinyModels) -> EngineProof:
-    return EngineProof(EngineConfig(model=ModelConfig(model=str(tiny.target))), EFFORT)
+def proof(tiny: TinyModels) -> Iterator[EngineProof]:
+    """Most mistakes are caught after fewer requests than a proof begins with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "_MUTANT_STEP", 50)
+        yield EngineProof(EngineConfig(model=ModelConfig(model=str(tiny.target))), EFFORT)
 
 
 def failures(checks: list[Check]) -> list[Check]:

@@ -23,9 +23,10 @@ from tests.support.hybrid import Folders, Sources, hybrid, trees
 from tests.support.judged_rounds import RULES
 from tests.support.rounds import ON_CPU, make
 
-PROMPT, LENGTH, CHOICES, REQUESTS = "The quick brown fox", 4, 3, 400
+PROMPT, LENGTH, CHOICES, REQUESTS = "The quick brown fox", 4, 3, 320
 HOT = SamplingParams(max_tokens=LENGTH + 3, temperature=4.0, top_k=CHOICES, ignore_eos=True)
 SLOW = pytest.mark.slow
+Expected = tuple[dict[Text, float], list[int]]  # of texts, and the prompt before them
 
 
 def joint(plain: LLM, prompt: list[int]) -> dict[Text, float]:
@@ -45,6 +46,23 @@ def joint(plain: LLM, prompt: list[int]) -> dict[Text, float]:
         }
     assert len(found) == CHOICES**LENGTH
     return found
+
+
+@pytest.fixture(scope="module")
+def plain(folders: Folders) -> LLM:
+    return make(folders["EAGLE3"][0], None)
+
+
+@pytest.fixture(scope="module")
+def usual(plain: LLM) -> Expected:
+    prompt = plain.tokenizer.encode(PROMPT)
+    return joint(plain, prompt), prompt
+
+
+@pytest.fixture(scope="module")
+def repeating(plain: LLM) -> Expected:
+    prompt = repeating_prompt(plain)
+    return joint(plain, prompt), prompt
 
 
 def repeating_prompt(plain: LLM) -> list[int]:
@@ -87,11 +105,11 @@ def tree_spec(folders: Folders, rule: str) -> SpecConfig:
         ["sibling", "target_only", "target_only, best drafts"],
     ),
 )
-def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Folders) -> None:
-    plain = make(folders["EAGLE3"][0], None)
-    prompt = plain.tokenizer.encode(PROMPT)
+def test_texts_of_trees_are_as_likely_as_the_target_says(
+    rule: str, folders: Folders, usual: Expected
+) -> None:
     llm, rounds = device_rounds(folders, tree_spec(folders, rule))
-    assert p_value(llm, joint(plain, prompt), prompt) > MIN_P
+    assert p_value(llm, *usual) > MIN_P
     assert rounds.counters["replays"] > 20
     assert all(key.sampling.stochastic for key in rounds.captured)
     assert llm.engine.scheduler.spec_totals.num_accepted_tokens > REQUESTS
@@ -100,11 +118,9 @@ def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Fol
 @ON_CPU
 @pytest.mark.parametrize("rule", slow_but(["sibling"], ["target_only, best drafts", "sibling"]))
 def test_rule_that_accepts_too_much_is_caught(
-    rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    rule: str, folders: Folders, usual: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every third request, a root's first child stands where all have been rejected."""
-    plain = make(folders["EAGLE3"][0], None)
-    prompt = plain.tokenizer.encode(PROMPT)
     llm, rounds = device_rounds(folders, tree_spec(folders, rule))
     verifier = llm.engine.parts.verifier
     decide_by = verifier.decide_by
@@ -116,7 +132,7 @@ def test_rule_that_accepts_too_much_is_caught(
         return replace(found, ends_B=below_BN.int().argmax(1).where(helps_B, found.ends_B))
 
     monkeypatch.setattr(verifier, "decide_by", too_kind)
-    assert p_value(llm, joint(plain, prompt), prompt) < MAX_MUTANT_P
+    assert p_value(llm, *usual) < MAX_MUTANT_P
     assert rounds.counters["replays"] > 20
 
 
@@ -132,14 +148,17 @@ def test_rule_that_accepts_too_much_is_caught(
     ],
 )
 def test_texts_of_a_model_beside_lookup_are_as_likely_as_the_target_says(
-    rule: str, branches: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    rule: str,
+    branches: bool,
+    folders: Folders,
+    repeating: Expected,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, (_, spec) = make(folders["EAGLE3"][0], None), folders["EAGLE3"]
-    prompt, given = repeating_prompt(plain), RULES[rule]
+    (_, spec), given = folders["EAGLE3"], RULES[rule]
     spec = trees(spec, "both", **given) if branches else hybrid(spec, 4, **given)
     (llm, rounds), sources = device_rounds(folders, spec), Sources()
     sources.watch(rounds, monkeypatch)
-    assert p_value(llm, joint(plain, prompt), prompt) > MIN_P
+    assert p_value(llm, *repeating) > MIN_P
     assert all(key.sampling.stochastic for key in sources.keys)
     assert sources.rounds["both"] > 10
     assert sources.accepted["text"] > REQUESTS / 20
@@ -147,13 +166,11 @@ def test_texts_of_a_model_beside_lookup_are_as_likely_as_the_target_says(
 
 @ON_CPU
 def test_lookups_drafts_judged_by_the_models_weights_are_caught(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
+    folders: Folders, repeating: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def override(self: ChainDraws, tokens_BK: Tensor, are_B: Tensor) -> None:
         """Weights are those of drafts that are not there."""
 
-    plain = make(folders["EAGLE3"][0], None)
-    prompt = repeating_prompt(plain)
     monkeypatch.setattr(ChainDraws, "override", override)
     llm, _ = device_rounds(folders, hybrid(folders["EAGLE3"][1], 4, **RULES["block"]))
-    assert p_value(llm, joint(plain, prompt), prompt) < MAX_MUTANT_P
+    assert p_value(llm, *repeating) < MAX_MUTANT_P

@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 import specengine.draft.zoo as drafters
 import specengine.target.zoo as targets
+from specengine.core.config_sources import config_from_flags
+from specengine.engine.build import load
+from specengine.engine.phases import Phases
+from specengine.runner.loader.loaded_model import LoadedModel
 from tests.conftest import save_tokenizer
 from tests.draft.eagle_checkpoints import oracle_eagle
 from tests.draft.mtp_reading import add_mtp
 from tests.support.families import reference_class, small_config
 from tests.support.mtp_targets import predictable
 
+FLAGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_total_tokens": 2048,
+    "max_running_requests": 8,
+    "disable_radix_cache": True,
+}
 _ZOO = {"tiny": targets, "tiny-eagle3": drafters, "tiny-mtp": drafters, "tiny-standalone": drafters}
 
 
@@ -28,11 +40,19 @@ class Models:
     def __init__(self, folder: Path, noise: float = 0.0, only: str | None = None) -> None:
         self.folder, self.noise, self.only = folder, noise, only
         self._made: dict[str, Path] = {}
+        self._loaded: dict[str, LoadedModel] = {}
 
     def path(self, name: str) -> str:
         if name not in self._made:
             self._made[name] = self._shaken(name, self._exact(name))
         return str(self._made[name])
+
+    def loaded(self, name: str) -> LoadedModel:
+        """As a target, read once: engines lend each other its weights."""
+        if name not in self._loaded:
+            config = config_from_flags({"model": self.path(name), **FLAGS})
+            self._loaded[name] = load(config, Phases())
+        return self._loaded[name]
 
     def _exact(self, name: str) -> Path:
         if name in _ZOO:

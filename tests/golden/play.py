@@ -14,27 +14,24 @@ from typing import Any
 import torch
 
 from specengine import LLM
+from specengine.core.config_sources import config_from_flags
+from specengine.engine.build import build_engine
 from tests.golden.cases import Kind, requests
 from tests.golden.device_rounds import counters, on_the_device
-from tests.golden.models import Models
+from tests.golden.models import FLAGS, Models
 
 FILE = Path(__file__).with_name("traces.json.gz")
 PLACES = ("host", "device")
 CLOSE = 1e-4  # between logprobs of two machines
-FLAGS: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "max_total_tokens": 2048,
-    "max_running_requests": 8,
-    "disable_radix_cache": True,
-}
 
 
 @contextmanager
 def engine_of(kind: Kind, place: str, models: Models) -> Iterator[LLM]:
     """Raises HostRoundsError where no round of the kind runs on the device."""
     draft = None if kind.draft is None else models.path(kind.draft)
-    llm = LLM(models.path(kind.target), kind.spec(draft), **FLAGS)
+    flags = {"model": models.path(kind.target), **FLAGS}
+    config = config_from_flags(flags, kind.spec(draft))
+    llm = LLM.of(build_engine(config, models.loaded(kind.target)))
     with on_the_device(llm) if place == "device" else nullcontext():
         yield llm
 

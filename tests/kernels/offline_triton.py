@@ -6,14 +6,17 @@ the card, which compiles otherwise (`pip install --no-deps --target FOLDER trito
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import runpy
 import subprocess
+import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-from tests.support.programs import program
 
 
 class Hopper:
@@ -49,17 +52,65 @@ def use() -> None:
 
 def run(module: str, folder: Path, *arguments: str) -> Any:
     """What `module` prints, as JSON, in a process whose caches lie in `folder`."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "SPECENGINE_CACHE_DIR": str(folder)}
-    if other := os.environ.get("OFFLINE_TRITON"):
-        caches["PYTHONPATH"] = other
-    done = subprocess.run(
-        [*program(module), *arguments],
-        env=environment | caches,
-        capture_output=True,
+    with tempfile.TemporaryDirectory() as place:
+        out, err = Path(place, "out"), Path(place, "err")
+        asked = [module, *arguments], _environment() | caches, str(out), str(err)
+        starter = _starter()
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        starter.stdin.write(json.dumps(asked) + "\n")
+        starter.stdin.flush()
+        status = starter.stdout.readline().strip()
+        assert status == "0", err.read_text()
+        return json.loads(out.read_text().splitlines()[-1])
+
+
+def _environment() -> dict[str, str]:
+    other = os.environ.get("OFFLINE_TRITON")
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return kept | ({"PYTHONPATH": other} if other else {})
+
+
+@cache
+def _starter() -> subprocess.Popen[str]:
+    """A process that has imported PyTorch and Triton, which takes two seconds, and starts the
+    others; it ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import start; start()"],
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
         cwd=Path(__file__).parents[2],
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+
+
+def start() -> None:
+    """Of each line a process that runs a module; prints how it ended."""
+    import torch  # noqa: F401
+    import triton  # noqa: F401
+
+    gc.set_threshold(10_000, 10, 10)
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            _run_module(*json.loads(line))
+        print(os.waitpid(child, 0)[1], flush=True)
+
+
+def _run_module(arguments: list[str], environment: dict[str, str], out: str, err: str) -> None:
+    for path, number in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    status = 1
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[:] = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

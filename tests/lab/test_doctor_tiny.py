@@ -21,7 +21,7 @@ PROMPTS = [
 
 def examine(draft: Path) -> Diagnosis:
     config = config_of(Path("tiny"), draft)
-    examination = Examination(config, PROMPTS, 32, with_reference=False, fixed=None)
+    examination = Examination(config, PROMPTS, 24, with_reference=False, fixed=None)
     return diagnose(examination, lambda what: None)
 
 

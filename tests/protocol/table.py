@@ -279,6 +279,21 @@ def cases() -> Iterator[Case]:
                 yield Case(row, path, _body(path, row.at.get(path, row.uses)))
 
 
+def half(number: int) -> list[Case]:
+    """Of the cases every other one, 0 or 1: each row is at every other of its endpoints, in both
+    halves where it has one alone. Both have what a request says of drafts, and of the model, at
+    each endpoint."""
+    rows: dict[str, list[Case]] = {}
+    for case in cases():
+        rows.setdefault(case.row.name, []).append(case)
+    return [
+        case
+        for turn, at in enumerate(rows.values())
+        for place, case in enumerate(at)
+        if (turn + place) % 2 == number or len(at) == 1 or case.row.name in ("model", "speculative")
+    ]
+
+
 def _body(path: str, uses: Json) -> Json:
     """Greedy where nothing else is asked for."""
     body = {"temperature": 0} | BASE[path] | uses

@@ -86,9 +86,13 @@ def expected(reference: Any, context: list[int], rest: list[int]) -> tuple[float
 
 def greedy(reference: Any, ids: list[int], most: int = 400) -> list[int]:
     """Up to the token that ends it."""
+    given, cache = torch.tensor([ids]), None
     made: list[int] = []
     while len(made) < most:
-        made.append(int(logprobs_of(reference, ids + made)[-1].argmax()))
+        with torch.no_grad():
+            found = reference(given, past_key_values=cache, use_cache=True)
+        given, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
+        made.append(int(given))
         if made[-1] == EOS:
             return made
     raise AssertionError("the text has no end")

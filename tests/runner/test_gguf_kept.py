@@ -24,6 +24,7 @@ from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
+from tests.halves import each_value
 from tests.layers.test_quantization import layer_of
 from tests.runner.test_loader_gguf import _small_model, _write
 from tests.support.families import save_small_model
@@ -169,8 +170,7 @@ TYPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize(("family", "types"), each_value(1, EXPERTS, TYPES))
 def test_experts_stay_in_their_blocks(
     family: str, types: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

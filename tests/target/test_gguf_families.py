@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from specengine.core.batch import ForwardMode
@@ -21,7 +24,7 @@ from tests.support.families import FAMILIES, reference_model, save_small_model
 from tests.support.gguf_files import CONVERSIONS, convert, forms
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
-STEPS = 3
+Reference = tuple[Any, Tensor, Tensor]  # model, tokens that it says, their logits
 
 
 def test_each_family_with_gguf_is_converted_here() -> None:
@@ -29,44 +32,76 @@ def test_each_family_with_gguf_is_converted_here() -> None:
     assert {FAMILIES[family] for family in CONVERSIONS} == set(declared)
 
 
-def load(path: Path) -> Any:
-    source = resolve_model(ModelConfig(model=str(path)))
-    return source, load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+class Made:
+    """Small models of this file's tests, their files and what transformers computes of them, each
+    made once. Forms of a family may be of one model."""
+
+    def __init__(self, folder: Callable[[], Path]) -> None:
+        self.folder = folder
+        self.models: dict[str, Path] = {}
+        self.file, self.reference = cache(self._file), cache(self._reference)
+
+    def model(self, family: str, form: int = 0) -> Path:
+        small = CONVERSIONS[family][form].small if family in CONVERSIONS else {}
+        key = f"{family} {small}"
+        if key not in self.models:
+            self.models[key] = save_small_model(family, self.folder() / "small", 3, **small)
+        return self.models[key]
+
+    def _file(self, family: str, form: int) -> Path:
+        folder = self.model(family, form)
+        return convert(folder, self.folder() / "small.gguf", CONVERSIONS[family][form])
+
+    def _reference(self, folder: Path, family: str) -> Reference:
+        """Of the prompt and the token behind it."""
+        model, tokens = reference_model(folder, family), torch.tensor([PROMPT])
+        with torch.no_grad():
+            best = model(tokens).logits[:, -1].argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, best], dim=1)
+            return model, tokens[0], model(tokens).logits[0]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(lambda: tmp_path_factory.mktemp("made"))
+
+
+def source_of(path: Path) -> Any:
+    return resolve_model(ModelConfig(model=str(path)))
 
 
 @pytest.mark.parametrize(("family", "form"), forms())
 def test_file_gives_the_logits_and_greedy_tokens_of_transformers(
-    family: str, form: int, tmp_path: Path, mini_runner: Any
+    family: str, form: int, made: Made, mini_runner: Any
 ) -> None:
-    conversion = CONVERSIONS[family][form]
-    folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
-    path = convert(folder, tmp_path / "small.gguf", conversion)
-    assert _described(path) == _described(folder)
-    check(path, FAMILIES[family], reference_model(folder, family), mini_runner)
+    folder, source = made.model(family, form), source_of(made.file(family, form))
+    assert _described(source) == _described(source_of(folder))
+    check(source, FAMILIES[family], made.reference(folder, family), mini_runner)
 
 
-def _described(path: Path) -> Any:
+def _described(source: Any) -> Any:
     """What the configuration says of layers and head."""
-    source = resolve_model(ModelConfig(model=str(path)))
     model, config = find_model_class(source.architectures), source.hf_config
     size = config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings
     head = model.logits_softcap(config), model.multipliers(config).logits
     return model.layer_specs(config), size, head
 
 
-def test_glm_4_7_flash_loads_as_deepseek(tmp_path: Path, mini_runner: Any) -> None:
+def test_glm_4_7_flash_loads_as_deepseek(made: Made, tmp_path: Path, mini_runner: Any) -> None:
     """Whose architecture the converter gives it."""
-    folder = save_small_model("glm4moelite", tmp_path / "small", 3)
+    folder = made.model("glm4moelite")
     path = convert(folder, tmp_path / "small.gguf", CONVERSIONS["deepseekv3"][0])
-    reference = reference_model(folder, "glm4moelite")
-    check(path, "DeepseekV3ForCausalLM", reference, mini_runner)
+    reference = made.reference(folder, "glm4moelite")
+    check(source_of(path), "DeepseekV3ForCausalLM", reference, mini_runner)
 
 
-def test_mimo_that_was_converted_as_qwen2_loads_as_qwen2(tmp_path: Path, mini_runner: Any) -> None:
+def test_mimo_that_was_converted_as_qwen2_loads_as_qwen2(
+    made: Made, tmp_path: Path, mini_runner: Any
+) -> None:
     """llama.cpp has no architecture of its own for it."""
-    folder = save_small_model("mimo", tmp_path / "small", 3)
+    folder = made.model("mimo")
     path = convert(folder, tmp_path / "small.gguf", CONVERSIONS["qwen2"][0])
-    check(path, "Qwen2ForCausalLM", reference_model(folder, "mimo"), mini_runner)
+    check(source_of(path), "Qwen2ForCausalLM", made.reference(folder, "mimo"), mini_runner)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +109,7 @@ def test_mimo_that_was_converted_as_qwen2_loads_as_qwen2(tmp_path: Path, mini_ru
     [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3moe", "qwen3vlmoe")],
 )
 def test_language_part_of_qwen_vl_loads_as_its_family(
-    family: str, architecture: str, tmp_path: Path, mini_runner: Any
+    family: str, architecture: str, made: Made, tmp_path: Path, mini_runner: Any
 ) -> None:
     """What sees is a file of its own."""
     plain = CONVERSIONS[family][0]
@@ -83,14 +118,16 @@ def test_language_part_of_qwen_vl_loads_as_its_family(
         return {**plain.metadata(fields), "rope.dimension_sections": [6, 5, 5, 0]}
 
     conversion = replace(plain, architecture=architecture, metadata=metadata)
-    folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
+    folder = made.model(family)
     path = convert(folder, tmp_path / "small.gguf", conversion)
-    check(path, FAMILIES[family], reference_model(folder, family), mini_runner)
+    check(source_of(path), FAMILIES[family], made.reference(folder, family), mini_runner)
 
 
 @pytest.mark.parametrize("given", ["folder", "last part"])
-def test_parts_of_a_model_are_read_together(given: str, tmp_path: Path, mini_runner: Any) -> None:
-    folder = save_small_model("qwen3moe", tmp_path / "small", 3, mlp_only_layers=[])
+def test_parts_of_a_model_are_read_together(
+    given: str, made: Made, tmp_path: Path, mini_runner: Any
+) -> None:
+    folder = made.model("qwen3moe")
     parts = tmp_path / "parts"
     parts.mkdir()
     convert(folder, parts / "m.gguf", CONVERSIONS["qwen3moe"][0], tensors_a_part=12)
@@ -98,7 +135,8 @@ def test_parts_of_a_model_are_read_together(given: str, tmp_path: Path, mini_run
     assert names[0] == f"m-00001-of-{len(names):05d}.gguf"
     assert len(names) > 2
     path = parts if given == "folder" else parts / names[-1]
-    check(path, "Qwen3MoeForCausalLM", reference_model(folder, "qwen3moe"), mini_runner)
+    reference = made.reference(folder, "qwen3moe")
+    check(source_of(path), "Qwen3MoeForCausalLM", reference, mini_runner)
     (parts / names[1]).unlink()
     with pytest.raises(
         ModelLoadError, match=rf"{names[1]} is missing: .* one of {len(names)} parts"
@@ -113,20 +151,15 @@ def test_a_folder_of_several_models_names_them(tmp_path: Path) -> None:
         resolve_model(ModelConfig(model=str(tmp_path)))
 
 
-def check(path: Path, architecture: str, reference: Any, mini_runner: Any) -> None:
-    source, model = load(path)
+def check(source: Any, architecture: str, reference: Reference, mini_runner: Any) -> None:
     assert source.architectures == [architecture]
-    tokens = torch.tensor([PROMPT])
-    with torch.no_grad():
-        for _ in range(STEPS):
-            best = reference(tokens).logits[:, -1].argmax(-1, keepdim=True)
-            tokens = torch.cat([tokens, best], dim=1)
-        expected = reference(tokens).logits[0]
-    found = mini_runner(model).logits(ForwardMode.EXTEND, [tokens[0].tolist()])
+    model = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+    _, tokens, expected = reference
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [tokens.tolist()])
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
     best = found.argmax(-1)
     assert torch.equal(best, expected.argmax(-1))
-    assert torch.equal(best[len(PROMPT) - 1 : -1], tokens[0, len(PROMPT) :])
+    assert torch.equal(best[len(PROMPT) - 1 : -1], tokens[len(PROMPT) :])
 
 
 # Of these transformers has a reader of its own.
@@ -145,13 +178,11 @@ READ_BY_TRANSFORMERS = (
 
 @pytest.mark.parametrize("family", READ_BY_TRANSFORMERS)
 def test_files_written_here_give_transformers_reader_the_same_tensors(
-    family: str, tmp_path: Path
+    family: str, made: Made
 ) -> None:
-    conversion = CONVERSIONS[family][-1]
-    folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
-    convert(folder, tmp_path / "small.gguf", conversion)
-    model = reference_model(folder, family)
-    read = load_gguf_checkpoint(tmp_path / "small.gguf", return_tensors=True, model_to_load=model)
+    form = len(CONVERSIONS[family]) - 1
+    path, (model, *_) = made.file(family, form), made.reference(made.model(family, form), family)
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
     expected = model.state_dict()
     if model.config.tie_word_embeddings:
         del expected["lm_head.weight"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def _load(directory: Path, **options: Any) -> Any:
     return load_model(source, find_model_class, torch.float32, cpu, **options)
 
 
+@pytest.fixture(scope="module")
+def loaded(small_models: dict[str, Path]) -> Model:
+    """Of each family one model, for all tests that leave it as it is."""
+    return cache(lambda family: _load(small_models[family]))
+
+
 def _reference(directory: Path, *texts: list[int], family: str = "llama") -> Tensor:
     """Logits of all tokens of the texts, one after the other."""
     model = reference_model(directory, family)
@@ -75,9 +82,9 @@ def _assert_near(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(
-    family: str, small_models: dict[str, Path], mini_runner: Any
+    family: str, loaded: Model, small_models: dict[str, Path], mini_runner: Any
 ) -> None:
-    runner = mini_runner(_load(small_models[family]))
+    runner = mini_runner(loaded(family))
     found = runner.logits(ForwardMode.EXTEND, [PROMPT, OTHER])
     expected = _reference(small_models[family], PROMPT, OTHER, family=family)
     for one, other in zip(
@@ -160,9 +167,9 @@ def test_llama_variants_equal_transformers(name: str, tmp_path: Path, mini_runne
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_extend_in_parts_then_decode_equals_one_extend(
-    family: str, small_models: dict[str, Path], mini_runner: Any
+    family: str, loaded: Model, mini_runner: Any
 ) -> None:
-    model = _load(small_models[family])
+    model = loaded(family)
     whole = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
     runner = mini_runner(model)
     parts = [
@@ -174,10 +181,8 @@ def test_extend_in_parts_then_decode_equals_one_extend(
 
 
 @pytest.mark.parametrize("ends", [[3], [1, 3], [1, 2, 3]])
-def test_split_prefill_equals_extend(
-    ends: list[int], small_models: dict[str, Path], mini_runner: Any
-) -> None:
-    model = _load(small_models["llama"])
+def test_split_prefill_equals_extend(ends: list[int], loaded: Model, mini_runner: Any) -> None:
+    model = loaded("llama")
     whole = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT, OTHER])
     batch = mini_runner(model).batch(ForwardMode.SPLIT_PREFILL, [PROMPT, OTHER])
     results = []
@@ -209,8 +214,8 @@ def test_split_prefill_carries_products_in_parts(
     _assert_near(model.head.logits(last), whole)
 
 
-def test_idle_runs_on_zero_tokens(small_models: dict[str, Path], mini_runner: Any) -> None:
-    logits = mini_runner(_load(small_models["llama"])).logits(ForwardMode.IDLE, [])
+def test_idle_runs_on_zero_tokens(loaded: Model, mini_runner: Any) -> None:
+    logits = mini_runner(loaded("llama")).logits(ForwardMode.IDLE, [])
     assert logits.shape == (0, 320)
 
 

@@ -67,16 +67,16 @@ def test_draft_learns_and_its_evaluation_foretells_the_engine(
 ) -> None:
     """On greedy answers of the target, which it then says again."""
     target = small_models["llama"]
-    prompts = random_documents([6] * 8, VOCAB)
+    prompts = random_documents([6] * 5, VOCAB)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 1024}
     answers = [one.token_ids for one in LLM(str(target), **flags).generate(prompts, params)]
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    batch = packed(texts, [list(range(6, 46))] * 8)
+    batch = packed(texts, [list(range(6, 46))] * 5)
     task = make_task(target, tmp_path, soft_cross_entropy=0.0, hard_cross_entropy=1.0)
     before = task.summary(task.evaluate(batch))
     optimiser = torch.optim.AdamW(task.module.parameters(), lr=3e-3)
-    for _ in range(40):
+    for _ in range(30):
         optimiser.zero_grad()
         task.loss(batch).loss.backward()
         optimiser.step()

@@ -18,7 +18,7 @@ from tests.train.draft_training import load_target, packed, random_documents
 # One of each kind of layer that matters here runs always: experts with norms of heads, sinks and
 # windows, tables by layer type and offsets of norms.
 ALWAYS = ("qwen3moe", "gptoss", "gemma3")
-STEPS = 30
+STEPS = 20
 PROMPTS = [[5, 9, 4, 77], [100, 7, 31]]
 
 

@@ -80,6 +80,7 @@ def test_every_step_is_what_drafting_says_that_deep(
     reading = EagleReading(exported(task, tmp_path / "draft"), target)
     documents = random_documents([12, 9], VOCAB, seed=4)
     found = step_logits(task, documents)
+    reading.read(documents)
     start = 0
     for document in documents:
         for row in range(len(document) - 1):

@@ -46,9 +46,9 @@ def make(model: Path, out: Path, rows: int = 8, **settings: Any) -> TokenDataset
 
 
 @pytest.fixture(scope="module")
-def twenty(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
-    """Of twenty conversations, seed 1, in one go."""
-    return make(model, tmp_path_factory.mktemp("twenty"), max_conversations=20, seed=1)
+def fourteen(model: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
+    """Of fourteen conversations, seed 1, in one go."""
+    return make(model, tmp_path_factory.mktemp("fourteen"), max_conversations=14, seed=1)
 
 
 def write_prompts(path: Path, rows: Sequence[list[str]]) -> str:
@@ -64,7 +64,7 @@ def contents(dataset: TokenDataset) -> list[tuple[list[int], list[int]]]:
 def test_documents_are_what_the_server_feeds(model: Path, tmp_path: Path) -> None:
     """The first answer follows the first prompt as the server renders it; the second follows the
     whole conversation, in whose text the first answer stands as clients were shown it."""
-    turns = [[f"Hello {i}", f"And then {i}?"] for i in range(24)]
+    turns = [[f"Hello {i}", f"And then {i}?"] for i in range(16)]
     prompts = write_prompts(tmp_path / "p.jsonl", turns)
     settings: dict[str, Any] = {"temperatures": (1.0,), "min_answer_tokens": 1}
     dataset = make(model, tmp_path / "d", prompts=(prompts,), **settings)
@@ -114,42 +114,42 @@ def test_greedy_answers_are_the_engines(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_data(
-    model: Path, twenty: TokenDataset, tmp_path: Path
+    model: Path, fourteen: TokenDataset, tmp_path: Path
 ) -> None:
     """However many requests run at a time."""
-    one = make(model, tmp_path / "a", rows=3, max_conversations=20, seed=1)
-    other = make(model, tmp_path / "b", rows=16, max_conversations=8, seed=2)
-    assert one.manifest.sha256 == twenty.manifest.sha256
-    assert one.manifest.counts == twenty.manifest.counts
+    one = make(model, tmp_path / "a", rows=3, max_conversations=14, seed=1)
+    other = make(model, tmp_path / "b", rows=16, max_conversations=5, seed=2)
+    assert one.manifest.sha256 == fourteen.manifest.sha256
+    assert one.manifest.counts == fourteen.manifest.counts
     assert len(one) >= 5
     assert len(other) > 0
     assert not any(document in contents(one) for document in contents(other))
 
 
 def test_an_interrupted_run_goes_on(
-    model: Path, twenty: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, fourteen: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specengine.lab.generate.batch_writer.PART_TOKENS", 200)
-    config = GenerationConfig(max_conversations=20, seed=1, **LIMITS)
+    config = GenerationConfig(max_conversations=14, seed=1, **LIMITS)
 
     def stop(batch_writer: BatchWriter) -> None:
-        if batch_writer.num_conversations > 12:
+        if batch_writer.num_conversations > 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         make_dataset(engine_config(model), config, tmp_path / "a", stop)
     with pytest.raises(DataError, match="made otherwise"):
-        make(model, tmp_path / "a", max_conversations=20, seed=2)
+        make(model, tmp_path / "a", max_conversations=14, seed=2)
     resumed = make_dataset(engine_config(model), config, tmp_path / "a", lambda batch_writer: None)
-    assert resumed.manifest.sha256 == twenty.manifest.sha256
-    assert resumed.manifest.counts == twenty.manifest.counts
+    assert resumed.manifest.sha256 == fourteen.manifest.sha256
+    assert resumed.manifest.counts == fourteen.manifest.counts
 
 
 def test_max_tokens_keeps_the_shortest_beginning(
-    model: Path, twenty: TokenDataset, tmp_path: Path
+    model: Path, fourteen: TokenDataset, tmp_path: Path
 ) -> None:
     short = make(model, tmp_path / "a", max_tokens=60, seed=1)
-    assert contents(short) == contents(twenty)[: len(short)]
+    assert contents(short) == contents(fourteen)[: len(short)]
     answers = [sum(loss) for _, loss in contents(short)]
     assert sum(answers) >= 60
     last = short.manifest.counts["answer_tokens"] - 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def make_llm(target: Path, spec: SpecConfig | None = None) -> LLM:
     return LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
 
 
+@cache
 def answered(target: Path) -> PackedBatch:
     """The target's greedy answers, which it would give again."""
     outs = make_llm(target).generate(PROMPTS, GREEDY)

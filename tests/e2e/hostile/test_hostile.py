@@ -4,6 +4,7 @@ and soak.py do with 10,000 requests. Only the slow ones look at the time of prob
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.protocol.answers import (
     num_accepted,
     settled,
 )
-from tests.protocol.table import MODELS
+from tests.protocol.table import MODELS, Case, cases, half
 from tests.support.live_server import live_server
 from tests.support.processes import Served, serving
 
@@ -41,29 +42,49 @@ def soaked() -> list[soak.Body]:
     return soak.bodies()[::5]
 
 
+class Plain:
+    """Answers of an engine that does not draft, in this process."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._said: dict[str, Any] = {}
+
+    def __call__(self, asked: Sequence[soak.Body]) -> dict[str, Any]:
+        """By name; each is asked for once."""
+        rest = [one for one in asked if one.name not in self._said]
+        self._said |= asyncio.run(soak.answers(self._url, rest, {}))
+        return {one.name: self._said[one.name] for one in asked}
+
+
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> dict[str, Any]:
-    """Answers to the table's bodies and to the longer ones that are mixed, by name: of an engine
-    that does not draft, in this process."""
-    asked = {one.name: one for one in (*soak.bodies_of_table(), *soaked())}
+def plain(folder: Path) -> Iterator[Plain]:
     with live_server(flags_of(folder), None) as live:
-        return asyncio.run(soak.answers(live.url, [*asked.values()], {}))
+        yield Plain(live.url)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(half(1), id="half"),
+        pytest.param([*cases()], id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_each_body_of_the_protocol_is_answered_as_without_drafts(
-    served: Served, plain: dict[str, Any]
+    asked: list[Case], served: Served, plain: Plain
 ) -> None:
-    """By front ends and an engine in processes of their own, to which no field may be lost."""
-    assert_drafts_change_nothing(plain, asyncio.run(ask(served.url)))
+    """By front ends and an engine in processes of their own, to which no field may be lost. The
+    other half is that of tests/protocol/test_speculation.py."""
+    expected = plain([soak.Body(one.name, one.path, one.body) for one in asked])
+    assert_drafts_change_nothing(expected, asyncio.run(ask(served.url, asked)))
     for path in MODELS:
         (body,) = [one for one in soak.bodies() if one.name == f"model {path}"]
         ((name, answer),) = soak.answers_without_drafts(served, [body]).items()
         assert num_accepted(answer) == 0, path
-        assert_same(settled(plain[name]), settled(answer), name)
+        assert_same(settled(expected[name]), settled(answer), name)
 
 
-def test_mixed_requests_answer_as_without_drafts(served: Served, plain: dict[str, Any]) -> None:
-    outcome = soak.soak(served, {one.name: plain[one.name] for one in soaked()}, 60, warm_up=0)
+def test_mixed_requests_answer_as_without_drafts(served: Served, plain: Plain) -> None:
+    outcome = soak.soak(served, plain(soaked()), 48, warm_up=0)
     assert outcome.problems() == []
     assert outcome.num_cancelled > 5
     assert outcome.num_drafted_for > 20

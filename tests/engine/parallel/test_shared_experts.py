@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,12 @@ def together(
     return on_threads(len(patterns[0]), run)
 
 
+@pytest.fixture(scope="module")
+def said_alone(small_models: dict[str, Path]) -> Callable[[SpecConfig | None], Said]:
+    """What an engine says that shares nothing."""
+    return cache(lambda spec: alone(small_models["qwen3moe"], spec))
+
+
 # Which of three ranks are busy. The first alone, and all but it, are among the few.
 EVERY = [*product([False, True], repeat=3)]
 FEW = [(False,) * 3, (True, False, False), (False, False, True), (False, True, True), (True,) * 3]
@@ -94,12 +102,12 @@ def test_any_of_three_ranks_may_be_idle(
     where: str,
     busy: list[tuple[bool, ...]],
     small_models: Any,
+    said_alone: Callable[[SpecConfig | None], Said],
     tmp_path: Path,
 ) -> None:
     """Patterns of busy and idle, and ranks that begin later. Of drafts and of rounds on the device
     those where some idle, a rank alone or not."""
-    folder = small_models["qwen3moe"]
-    expected = alone(folder, spec)
+    folder, expected = small_models["qwen3moe"], said_alone(spec)
     patterns = [
         [[(rank, 2 * rank)] if is_busy else [] for rank, is_busy in enumerate(one)] for one in busy
     ]
@@ -131,10 +139,12 @@ def test_drafters_of_ranks_that_share_experts(
         assert num_idle > 0
 
 
-def test_ranks_ask_for_rounds_of_different_depth(small_models: dict[str, Path]) -> None:
+def test_ranks_ask_for_rounds_of_different_depth(
+    small_models: dict[str, Path], said_alone: Callable[[SpecConfig | None], Said]
+) -> None:
     """All take the deepest, and each request has its own text all the same."""
     folder, spec = small_models["qwen3moe"], SPECS["mtp"]
-    expected = alone(folder, spec)
+    expected = said_alone(spec)
     plans: list[Plan] = [[(0, 0), (1, 4)], [(2, 1), (3, 2), (4, 3)]]
 
     def run() -> tuple[Said, set[tuple[int, int]]]:
@@ -157,10 +167,12 @@ def test_ranks_ask_for_rounds_of_different_depth(small_models: dict[str, Path]) 
     assert len({steps for _, steps in shapes}) > 2
 
 
-def test_engines_that_share_experts_run_in_pieces(small_models: Any) -> None:
+def test_engines_that_share_experts_run_in_pieces(
+    small_models: Any, said_alone: Callable[[SpecConfig | None], Said]
+) -> None:
     """Of different sizes at once, and beside an engine that has nothing to run."""
     folder, spec = small_models["qwen3moe"], SPECS["mtp"]
-    expected = alone(folder, spec)
+    expected = said_alone(spec)
     plans: list[Plan] = [[(0, 0), (1, 3), (2, 3)], [], [(3, 5), (4, 5), (5, 6)]]
     sizes: dict[str, Any] = {
         "cuda_graph_mode": "piecewise",
@@ -205,7 +217,10 @@ def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_engines_that_share_experts_take_new_weights_together(
-    where: str, small_models: Any, tmp_path: Path
+    where: str,
+    small_models: Any,
+    said_alone: Callable[[SpecConfig | None], Said],
+    tmp_path: Path,
 ) -> None:
     """Asked one after the other, amid requests of both; afterwards each answers as a new engine."""
     folder, other = small_models["qwen3moe"], tmp_path / "other"
@@ -217,7 +232,7 @@ def test_engines_that_share_experts_take_new_weights_together(
         for name, one in load_file(weights).items()
     }
     save_file(noisy, weights)
-    expected, before = alone(other, None), alone(folder, None)
+    expected, before = alone(other, None), said_alone(None)
     assert expected[0] != before[0]
 
     def run() -> list[Any]:
