@@ -28,7 +28,7 @@ from specengine.scheduler.split_policy import SplitPrefillPolicy
 from tests.halves import each_value
 from tests.support.device_rounds import run_on_device
 
-GREEDY = SamplingParams(max_tokens=11, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
 FLAGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048}
 PDMUX: dict[str, Any] = {"enable_pdmux": True, "pdmux_min_tokens": 24}
 LAYERS = [1, 2, 3]

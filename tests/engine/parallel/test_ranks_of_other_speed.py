@@ -17,8 +17,8 @@ TREE = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=2, num_draft_token
 PROMPTS = [[*range(20, 26 + 2 * number), number] for number in range(6)]
 FLAGS: dict[str, Any] = {"max_total_tokens": 64, "context_length": 90}  # evicts and retracts
 PARAMS = [
-    SamplingParams(max_tokens=16, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=14, temperature=0.8, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=20, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=18, temperature=0.8, seed=5, ignore_eos=True),
 ]
 
 
