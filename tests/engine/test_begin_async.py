@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "mixed": {"chunked_prefill_size": 16, "enable_mixed_chunk": True, "page_size": 4},
     "retracted": {"max_total_tokens": 176, "disable_radix_cache": True},
 }
-SAMPLED = SamplingParams(max_tokens=18, temperature=0.8, seed=3, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
 
 
 def calls_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

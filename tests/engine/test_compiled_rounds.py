@@ -18,7 +18,7 @@ from tests.device import DEVICE
 from tests.support.device_rounds import chain_of, run_on_device
 from tests.support.rounds import PROMPTS
 
-GREEDY = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
 ON_GPU = DEVICE.type == "cuda"
 
 

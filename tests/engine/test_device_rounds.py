@@ -154,7 +154,7 @@ def test_device_rounds_emit_and_accept_what_host_rounds_do(
     host = make(folder, spec, disable_cuda_graph=True)
     # Of penalties the device counts a round's drafts, and text is padded.
     counts = asked not in ("edited", "logprobs") and kind not in ("NGRAM", "SUFFIX", *TREES)
-    for most in (NEW_TOKENS, NEW_TOKENS) if is_long else (16, 9):
+    for most in (NEW_TOKENS, NEW_TOKENS) if is_long else (18, 10):
         params = [replace(one, max_tokens=most) for one in params]
         found = llm.generate(PROMPTS, params)
         assert_plain(found, folder, PROMPTS, params)
@@ -340,7 +340,7 @@ def test_drafts_are_counted_as_on_the_host_wherever_outputs_end(
 def test_requests_draft_no_deeper_than_they_allow(kind: str, where: str, spec_of: Specs) -> None:
     """In rows that change their owners."""
     limited = [
-        (replace(GREEDY, max_tokens=16), 3),
+        (replace(GREEDY, max_tokens=20), 3),
         (replace(GREEDY, max_tokens=9, speculative=SpecControl(enabled=False)), 0),
         (replace(SAMPLED[0], max_tokens=14, speculative=SpecControl(num_steps=1)), 1),
     ]
@@ -372,7 +372,7 @@ def test_requests_draft_no_deeper_than_they_allow(kind: str, where: str, spec_of
 )
 def test_requests_end_with_the_context(kind: str, where: str, spec_of: Specs) -> None:
     folder, spec = spec_of(kind)
-    flags = {"context_length": 56}
+    flags = {"context_length": 64}
     host = make(folder, None, disable_cuda_graph=True, **flags)
     llm, rounds = make_on_device(where, folder, spec, **flags)
     assert_same_tokens(host, llm, PROMPTS, replace(GREEDY, max_tokens=None))
@@ -383,10 +383,10 @@ def test_requests_end_with_the_context(kind: str, where: str, spec_of: Specs) ->
 @pytest.mark.parametrize("kind", slow_but(["tree"], ["EAGLE3", "tree"]))
 def test_memory_nearly_full_changes_no_token(kind: str, where: str, spec_of: Specs) -> None:
     folder, spec = spec_of(kind)
-    params = [replace(GREEDY, max_tokens=16 + 6 * i) for i in range(6)]
+    params = [replace(GREEDY, max_tokens=20 + 6 * i) for i in range(8)]
     flags = {"max_total_tokens": 256, "page_size": 4, "context_length": 150}
     llm, rounds = make_on_device(where, folder, spec, **flags)
-    assert_plain(llm.generate(MANY[:6], params), folder, MANY[:6], params)
+    assert_plain(llm.generate(MANY[:8], params), folder, MANY[:8], params)
     llm.engine.scheduler.check_invariant()
     assert rounds.counters["replays"] > 0
 
@@ -432,7 +432,7 @@ def test_request_of_which_a_layer_has_seen_too_little_runs_on_the_host(spec_of: 
 def test_rounds_that_a_paused_drafter_misses_change_no_token(spec_of: Specs) -> None:
     folder, spec = spec_of("MTP layers")
     assert spec is not None
-    params = [replace(GREEDY, max_tokens=40)] * 3
+    params = [replace(GREEDY, max_tokens=60)] * 3
     llm = make(folder, replace(spec, adaptive=True))
     prepare_drafter(llm)
     parts, rounds = llm.engine.parts, make_eager_rounds(llm, chooses=True)

@@ -23,7 +23,7 @@ from tests.support.device_rounds import make_on_device, run_on_device
 from tests.support.rounds import ON_CPU, WHERE, make, summary
 
 PROMPTS = ["The quick brown fox", "x", '{"a": [1, 22]} {"a": [1, 22]} ', "0123456789" * 4]
-FREE = SamplingParams(max_tokens=13, ignore_eos=True, temperature=0.0)
+FREE = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "array", "items": {"enum": [1, 22, 333]}, "maxItems": 4}},

@@ -125,7 +125,7 @@ def test_verifications_are_prepared_in_the_buffers_of_graphs(
         for llm in (on_the_spot, ahead):
             graphs_on_the_cpu(llm)
         counts = plan_ahead(ahead)
-        params = [replace(GREEDY, max_tokens=14)] * 2
+        params = [replace(GREEDY, max_tokens=24)] * 2
         check_same_bits(on_the_spot, ahead, params)
         assert counts["not predicted"] > 0  # what a graph was yet to be captured for
         check_same_bits(on_the_spot, ahead, params)

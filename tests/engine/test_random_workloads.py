@@ -188,4 +188,4 @@ def test_random_workload_changes_no_text(
     if where == "cpu":
         rounds.new_event = Behind
     were_known = let_rounds_differ(llm, rounds, monkeypatch)
-    check_workload(llm, rounds, plain, were_known, 12 if is_long else 7)
+    check_workload(llm, rounds, plain, were_known, 12 if is_long else 9)

@@ -26,7 +26,7 @@ from tests.support.device_rounds import run_on_device
 
 FAMILY = "qwen3next"
 PROMPTS = ["The quick brown fox", "x", "to be or not to be, that is the question: to be " * 2]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 
 
 def lookup(**options: Any) -> SpecConfig:

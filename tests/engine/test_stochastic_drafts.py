@@ -71,7 +71,7 @@ def test_nodes_that_a_grammar_leaves_have_the_hosts_numbers(
     given = subject.folder, subject.with_rule(rule)
     host, llm, _ = pair_of(*given, context_length=ROOMY)
     its, mine = (watch_drafts(one, monkeypatch) for one in (host, llm))
-    grammars = shortened(FEATURES["grammars"], 18)
+    grammars = shortened(FEATURES["grammars"], 24)
     check(host, llm, [replace(one, seed=n + 1) for n, one in enumerate(grammars)])
     assert_same_drafts(its, mine)
     assert sum(one.has_gaps for one in mine.values()) > 3

@@ -203,7 +203,7 @@ def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
     check(
         host,
         llm,
-        shortened(FEATURES[feature], 30 if is_long else 15),
+        shortened(FEATURES[feature], 30 if is_long else 20),
         prompts_of(torn, folders, name),
     )
     assert not fallbacks(rounds)
@@ -235,7 +235,7 @@ def test_rule_sees_the_hosts_drafts_and_what_they_were_drawn_from(
     spec = spec_of(folders["EAGLE3"][1], rule, shape, min_match=2)
     host, llm, _, sources = pair_of(folders, "EAGLE3", spec, monkeypatch)
     its, mine = (watch_drafts(one, monkeypatch) for one in (host, llm))
-    most = 40 if is_long else 26
+    most = 40 if is_long else 28
     params = [replace(ALONE, seed=seed, max_tokens=most) for seed in range(51, 55)]
     params = ENDS if shape == CHAIN else params
     check(host, llm, params, prompts_of(torn, folders, "EAGLE3"))
@@ -258,7 +258,7 @@ def test_greedy_requests_alone_are_matched(
 ) -> None:
     spec = spec_of(folders["EAGLE3"][1], rule, shape)
     host, llm, rounds, sources = pair_of(folders, "EAGLE3", spec, monkeypatch)
-    prompts, params = prompts_of(torn, folders, "EAGLE3", 3), [replace(LONG, max_tokens=22)] * 3
+    prompts, params = prompts_of(torn, folders, "EAGLE3", 3), [replace(LONG, max_tokens=30)] * 3
     if shape == CHAIN:
         check(host, llm, params, prompts)
     else:
@@ -293,7 +293,7 @@ def test_host_sends_counts_of_drafts_only_to_rounds_with_lookup(
 
     monkeypatch.setattr(layout, "send_counts", watched_send)
     monkeypatch.setattr(pipeline, "_follow", watched_follow)
-    most = 50 if min_match == 9 else 36  # until there are matches as long
+    most = 60 if min_match == 9 else 36  # until there are matches as long
     params = [replace(one, max_tokens=most) for one in (LONG, LONG, TORN)]
     check(host, llm, params, [*PROMPTS[:2], "y"])
     with_lookup = sources.rounds["both"] + sources.rounds["text"]
@@ -332,7 +332,7 @@ def test_seed_keeps_its_text_as_requests_come_and_go_between_host_and_device(
     """How lookup's drafts are judged does not follow from whether a model drafts for others."""
     spec = spec_of(folders[name][1], rule, shape)
     host, llm, rounds, sources = pair_of(folders, name, spec, monkeypatch)
-    params = MIXED if is_long else shortened(MIXED[::3], 20)
+    params = MIXED if is_long else shortened(MIXED[::2], 28)
     come_and_go(host, llm, prompts_of(torn, folders, name), params, monkeypatch)
     assert rounds.counters["replays"] > 20
     assert fallbacks(rounds) <= (set() if shape == CHAIN else {NEARLY_FULL})

@@ -23,7 +23,7 @@ from tests.support.hybrid import Folders, Sources, hybrid, trees
 from tests.support.judged_rounds import RULES
 from tests.support.rounds import ON_CPU, make
 
-PROMPT, LENGTH, CHOICES, REQUESTS = "The quick brown fox", 4, 3, 320
+PROMPT, LENGTH, CHOICES, REQUESTS = "The quick brown fox", 4, 3, 400
 HOT = SamplingParams(max_tokens=LENGTH + 3, temperature=4.0, top_k=CHOICES, ignore_eos=True)
 SLOW = pytest.mark.slow
 Expected = tuple[dict[Text, float], list[int]]  # of texts, and the prompt before them

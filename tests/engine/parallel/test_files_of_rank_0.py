@@ -20,7 +20,7 @@ from specengine.engine.llm import Generation
 from tests.support.ranks import Group, told
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
-GREEDY = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 EAGLE3 = SpecConfig(algorithm="EAGLE3", num_steps=4)
 
 

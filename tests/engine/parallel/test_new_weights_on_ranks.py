@@ -18,7 +18,7 @@ from tests.support.ranks import Group, same_on_all
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=9, temperature=0.9, seed=3, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True)
 CHAIN = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False)
 
 

@@ -16,9 +16,9 @@ from specengine.engine.parallel.lead import LeadEngine
 from tests.support.ranks import Group, same_on_all, told
 
 TEXTS = ["Once upon a time there was a", "The red fox and the red", "One day, Lily went to"]
-GREEDY = SamplingParams(max_tokens=7, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 SAMPLED = [
-    SamplingParams(max_tokens=6, temperature=0.8, top_p=0.9, seed=seed, ignore_eos=True)
+    SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, seed=seed, ignore_eos=True)
     for seed in range(2)
 ]
 CHAIN = {"num_steps": 3, "adaptive": False}

@@ -27,7 +27,7 @@ from tests.support.ranks import SMALL, Group, same_on_all, told
 from tests.support.waiting import until
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8]]
-GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 CHAIN = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False)
 Pair = tuple[LLM, LLM]  # one engine, and two ranks
 THIS = "tests.engine.parallel.test_sleep_on_ranks"
