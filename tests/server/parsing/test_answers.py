@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specengine.core.config import REASONING_PARSERS, TOOL_PARSERS
@@ -65,6 +65,15 @@ VALUES = st.recursive(
 )
 
 
+# What ends a value in these formats, and so cannot be within one: tokens of their own, which a model
+# does not write as text, or tags that nothing escapes.
+ENDS = {
+    "gpt_oss": ("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
+    "glm45": ("</arg_value>",),
+    "qwen3_coder": ("</parameter>",),
+}
+
+
 def written(name: str, city: str, days: int, more: Any) -> str:
     """A call of weather with these arguments, as the model of a format writes it."""
     arguments = json.dumps({"city": city, "days": days, "more": more}, ensure_ascii=False)
@@ -92,6 +101,8 @@ def written(name: str, city: str, days: int, more: Any) -> str:
 @pytest.mark.parametrize("name", FORMATS)
 @given(TEXTS, st.integers(), VALUES, st.integers(1, 7))
 def test_any_arguments_come_back(name: str, city: str, days: int, more: Any, size: int) -> None:
+    values = city, json.dumps(more)
+    assume(not any(end in value for end in ENDS.get(name, ()) for value in values))
     text = written(name, city, days, more)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     parsed = parse(name, [*pieces, ""])
