@@ -65,8 +65,8 @@ VALUES = st.recursive(
 )
 
 
-# What ends a value in these formats, and so cannot be within one: tokens of their own, which a model
-# does not write as text, or tags that nothing escapes.
+# What ends a value in these formats, and so cannot be within one: tokens of their own, which a
+# model does not write as text, or tags that nothing escapes.
 ENDS = {
     "gpt_oss": ("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
     "glm45": ("</arg_value>",),
