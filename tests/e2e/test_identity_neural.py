@@ -165,6 +165,7 @@ RETRACTED = [
     ("STANDALONE", "tree", 16),
     ("EAGLE", "tree", 1),
     ("EAGLE3", "chain", 16),
+    ("EAGLE3", "tree", 1),
 ]
 
 
@@ -173,10 +174,7 @@ def eight(target: Path) -> list[list[int]]:
     return run(make(target, None), EIGHT, max_tokens=32)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "shape", "page_size"),
-    slow_but(RETRACTED, [*RETRACTED, ("EAGLE3", "tree", 1)]),
-)
+@pytest.mark.parametrize(("algorithm", "shape", "page_size"), RETRACTED)
 def test_retraction_changes_nothing(
     algorithm: str,
     shape: str,
