@@ -36,7 +36,7 @@ from specengine.lab.environment import environment
 from specengine.lab.files import write_text
 from specengine.lab.round_work import Weights, weights_of
 from specengine.lab.throughput.workload import Workload
-from specengine.layers.experts import SparseMLP
+from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.layer_hooks import LayerOutput
 
 DEFINITIONS = {

@@ -2,7 +2,8 @@
 // gated activation or the residual addition after it.
 //
 // Compile-time: TYPE (0 bfloat16, 1 float16), NT (tiles of 8 outputs a block), WARPS, UNROLL, NORM,
-// GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results).
+// GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results), BESIDE (x is there before the kernel ahead has
+// ended; without RESIDUAL).
 //
 // A block computes 8 NT outputs of 16 rows; its warps share the depth between them. Weights go
 // straight from memory into the registers of the matrix unit: since a sum may be taken in any order,
@@ -10,7 +11,8 @@
 // it holds. x takes the same places.
 //
 // Weights are fetched before the kernel ahead has ended (griddepcontrol); all that is not a weight
-// is read after the wait, and never through the read-only cache.
+// is read after the wait, and never through the read-only cache. BESIDE waits last, so that what
+// waits for this kernel has waited for the one ahead.
 
 #include "few_row.cuh"
 
@@ -62,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
                                                : make_uint4(0, 0, 0, 0);
       }
     }
-    if (first == warp) {
+    if (first == warp && !BESIDE) {
       wait_for_last_kernel();
       if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
     }
@@ -90,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
       }
     }
   }
-  if (warp >= num_chunks) {
+  if (warp >= num_chunks && !BESIDE) {
     wait_for_last_kernel();
     if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
   }
@@ -146,4 +148,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
         ((u16*)out)[at] = narrow(sum);
     }
   }
+  if (BESIDE) wait_for_last_kernel();
 }

@@ -18,6 +18,7 @@ class Around:
     bias: Tensor | None = None
     residual: Tensor | None = None
     gated: bool = False
+    beside: bool = False  # of the kernel ahead, as few_row.linear says of into
 
     def defines(self, x: Tensor, out: Tensor) -> tuple[tuple[str, int], ...]:
         """What the kernels take at compile time."""
@@ -28,6 +29,7 @@ class Around:
             ("BIAS", int(self.bias is not None)),
             ("RESIDUAL", int(self.residual is not None)),
             ("WIDE_OUT", int(out.dtype == torch.float32)),
+            ("BESIDE", int(self.beside)),
         )
 
 
@@ -37,8 +39,11 @@ class Products:
 
     launch: Callable[[Tensor, Tensor, Tensor, Around], Tensor]
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.launch(x, weight, _outputs(x, weight.shape[0]), Around(bias=bias))
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor | None = None
+    ) -> Tensor:
+        out = _outputs(x, weight.shape[0]) if into is None else into
+        return self.launch(x, weight, out, Around(bias=bias, beside=into is not None))
 
     def norm_linear(
         self,

@@ -428,6 +428,7 @@ def experts(
     chosen: Chosen,
     weights: ExpertWeights | PackedExpertWeights,
     tiles: Tiles | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """`experts.experts`; tiles: in place of those of the weights' table, which weights that are
     widened before do not need: given tiles are used."""
@@ -440,7 +441,6 @@ def experts(
         pairs = zip(pieces, cut, strict=True)
         return torch.cat([experts(x[one], part, weights, tiles) for one, part in pairs])
     leaves_parts = rows <= PART_ROWS
-    part_dtype = torch.float32 if leaves_parts else x.dtype
     if not rows:
         return x.new_empty(0, hidden)
     if isinstance(weights, PackedExpertWeights):
@@ -451,15 +451,33 @@ def experts(
             widened_triton.run(x, chosen, weights, parts)
             return _sum(parts)
         tiles = tiles or packed_triton.tiles_of(weights, rows, count)
-        num_parts = count * (tiles.parts if are_few(rows, count) else 1)
-        parts = torch.empty(num_parts, rows, hidden, dtype=part_dtype, device=x.device)
+        parts = _room(x, count * (tiles.parts if are_few(rows, count) else 1), into)
         packed_triton.run(x, chosen, weights, parts, tiles)
     else:
-        parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
+        parts = _room(x, count, into)
         call = _Call(x, chosen, weights, tiles or WHOLE.tiles_of(rows, len(weights.gate_up), count))
         run = _run_few if are_few(rows, count) else _run_many
         run(call, parts)
     return parts if leaves_parts else _sum(parts)
+
+
+def num_parts(x: Tensor, chosen: Chosen, weights: ExpertWeights | PackedExpertWeights) -> int:
+    """How many `experts` leaves of rows [T, H] to the norm behind; 0: it gives the sum."""
+    rows, count = len(x), chosen.ids_TK.shape[1]
+    if not 0 < rows <= PART_ROWS:
+        return 0
+    if isinstance(weights, PackedExpertWeights) and are_few(rows, count):
+        from specengine.kernels.experts import packed_triton
+
+        return count * packed_triton.tiles_of(weights, rows, count).parts
+    return count
+
+
+def _room(x: Tensor, count: int, into: Tensor | None) -> Tensor:
+    if into is not None:
+        return into[:count]
+    dtype = torch.float32 if len(x) <= PART_ROWS else x.dtype
+    return torch.empty(count, *x.shape, dtype=dtype, device=x.device)
 
 
 def _run_few(call: _Call, parts: Tensor) -> None:

@@ -142,15 +142,18 @@ def experts(
     chosen: Chosen,
     weights: PackedExpertWeights,
     tile: AnyTile | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """What each chosen expert gives of each row, as experts.experts says: [T, H] that `takes` took
-    -> float32 [K, T, H]. tile: in place of that of `tile_for`."""
+    -> float32 [K, T, H], the first of `into` if given. tile: in place of that of `tile_for`."""
     (num_rows, count), inner = chosen.ids_TK.shape, weights.inner
     gate_up, down = products = _products(x.shape[1], chosen, weights)
     tile = tile or tile_for(num_rows, count, weights.num_experts, products)
     assert tile is not None, "not what `takes` allows"
     activated = torch.empty(num_rows * count, inner, dtype=x.dtype, device=x.device)
-    parts = torch.empty(count, *x.shape, dtype=torch.float32, device=x.device)
+    if into is None:
+        into = torch.empty(count, *x.shape, dtype=torch.float32, device=x.device)
+    parts = into[:count]
     _launch(tile, gate_up, x, weights.gate_up, weights.gate_up_bias, chosen, weights, activated)
     _launch(tile, down, activated, weights.down, weights.down_bias, chosen, weights, parts)
     return parts

@@ -48,11 +48,18 @@ class Operands:
 
 class FewRows(Protocol):
     """Both products for few rows, where it takes them: x [T, H] -> float32 [K, T, H], parts as
-    experts.experts says."""
+    experts.experts says, into `into` where it is given."""
 
     def takes(self, x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool: ...
 
-    def experts(self, x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> Tensor: ...
+    def experts(
+        self,
+        x: Tensor,
+        chosen: Chosen,
+        weights: PackedExpertWeights,
+        *,
+        into: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)

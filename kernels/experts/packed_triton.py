@@ -565,6 +565,7 @@ def run(
     activated = torch.empty(count, inner, dtype=x.dtype, device=x.device)
     many = not are_few(*chosen.ids_TK.shape)
     launch = _run_many if many else _run_few
+    tiles = tiles.held(x.element_size())
     launch(
         x,
         chosen,

@@ -38,6 +38,15 @@ class Tiles:
     down: Tile
     parts: int = 1
 
+    def held(self, element_size: int) -> Tiles:
+        """The same with no more rows than registers hold: of elements wider than 16 bits, 16 a
+        warp."""
+        most = 16 * min(self.gate_up.warps, self.down.warps)
+        if element_size <= 2 or self.gate_up.rows <= most:
+            return self
+        gate_up, down = (replace(one, rows=most) for one in (self.gate_up, self.down))
+        return replace(self, gate_up=gate_up, down=down)
+
 
 def are_few(num_rows: int, num_chosen: int) -> bool:
     """Whether the rows are not sorted by expert before they are multiplied."""

@@ -72,14 +72,25 @@ def _module(backend: Backend, x: Tensor) -> ModuleType:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    into: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
-    """x: [T, H], weight: [O, H], bias: [O] or None -> [T, O]."""
+    """x: [T, H], weight: [O, H], bias: [O] or None -> [T, O].
+
+    into: [T, O] of x's dtype, contiguous. The CUDA kernel fills it while the kernel ahead runs; the
+    others give a new tensor. The kernel ahead must not signal before x is complete (a product of x
+    that waits first does not), and `into` must be allocated before that kernel is launched: else it
+    could lie in what that kernel reads or writes.
+    """
     if backend == "auto" and _is_stream(x, weight):
         backend = "triton"
     takes_kernel = backend in ("cuda", "triton") or (backend == "auto" and _pays(x, weight))
     module = _module(backend, x) if takes_kernel else few_row_ref
-    out: Tensor = module.linear(x, weight, bias)
+    out: Tensor = module.linear(x, weight, bias, into)
     return out
 
 

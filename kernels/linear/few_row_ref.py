@@ -10,7 +10,7 @@ from specengine.kernels.linear.activation_ref import silu_and_mul
 from specengine.kernels.linear.norm_ref import rms_norm
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 

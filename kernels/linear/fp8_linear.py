@@ -47,6 +47,21 @@ def fp8_linear(
     return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias, rounded=inputs)
 
 
+def fp8_parts(x: Tensor, weight: Fp8Weight) -> Tensor | None:
+    """`fp8_linear` without a bias as float32 parts [P, T, N], which norm.sum_add_rms_norm adds up
+    to the same bits. None where it is not split: few rows on a GPU, of weights in blocks, are."""
+    if not 0 < len(x) <= MAX_FEW_ROWS or not use_triton("auto", x) or weight.input is None:
+        return None
+    from specengine.kernels.linear import fp8_linear_triton
+
+    splits = fp8_linear_triton.splits_of(x, weight)
+    if splits == 1:
+        return None
+    parts = torch.empty((splits, len(x), weight.shape[0]), dtype=torch.float32, device=x.device)
+    inputs = quantise_rows(x, weight.input)
+    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, None, rounded=inputs, parts=parts)
+
+
 def scales_product(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether torch._scaled_mm can take them: a scale a row on both sides, whole 16 bytes."""
     rows, columns = weight.shape

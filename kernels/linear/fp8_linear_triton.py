@@ -24,6 +24,7 @@ from specengine.kernels.linear.split_sum_triton import (
     counters_of,
     partials_of,
     rows_block,
+    store_part,
     store_sum,
 )
 from specengine.kernels.sizes import cdiv, power_of_2
@@ -137,6 +138,7 @@ def _fp8_kernel(
     BY_BLOCK: tl.constexpr,  # 0, or the columns that share a scale: a multiple of BLOCK_K
     INPUT_BY_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    LEAVES_PARTS: tl.constexpr,  # of the sum, one a split, at partial_ptr
     DEPENDENT: tl.constexpr,
     PIECES: tl.constexpr,  # of a row of the weight, each of which a thread prefetches; 0: none does
     BLOCK_N: tl.constexpr,
@@ -192,19 +194,22 @@ def _fp8_kernel(
         sums *= tl.load(w_scales, mask=is_out, other=0.0)[:, None]
     if HAS_INPUT_SCALE and not INPUT_BY_BLOCK:
         sums *= tl.load(x_scales, mask=is_row, other=0.0)[None, :]
-    store_sum(
-        sums,
-        bias_ptr,
-        out_ptr,
-        partial_ptr,
-        counters_ptr,
-        outs,
-        rows,
-        num_outs,
-        num_rows,
-        HAS_BIAS,
-        SPLITS,
-    )
+    if LEAVES_PARTS:
+        store_part(sums, partial_ptr, outs, rows, num_outs, num_rows)
+    else:
+        store_sum(
+            sums,
+            bias_ptr,
+            out_ptr,
+            partial_ptr,
+            counters_ptr,
+            outs,
+            rows,
+            num_outs,
+            num_rows,
+            HAS_BIAS,
+            SPLITS,
+        )
 
 
 def tile_for(outs: int, wide: torch.dtype | None, is_rounded: bool, rows: int) -> Tile:
@@ -241,6 +246,12 @@ def tile_of_blocks(outs: int, columns: int) -> Tile:
     return Tile(_OUTS, _STEP, splits, 4, 5 if splits == 1 and not prefetches else 3, prefetches)
 
 
+def splits_of(x: Tensor, weight: Fp8Weight) -> int:
+    """Of a product of codes whose blocks have scales; 1 of others, which leave no parts."""
+    is_by_block = weight.columns < weight.shape[1] and multiplies_codes(x, weight)
+    return tile_of_blocks(*weight.shape).splits if is_by_block else 1
+
+
 def multiplies_codes(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether codes of both sides are multiplied as they are: by processors that have an FP8
     product, where a step has one scale. Of float32 inputs they are widened, which is exact."""
@@ -254,11 +265,14 @@ def fp8_linear(
     bias: Tensor | None,
     tile: Tile | None = None,
     rounded: tuple[Tensor, Tensor] | None = None,
+    parts: Tensor | None = None,
 ) -> Tensor:
-    """rounded: what `quantise_rows` gives of x."""
+    """rounded: what `quantise_rows` gives of x. parts: float32 [splits, T, N], which are filled
+    with what splits give and returned in place of the sum; for products without a bias."""
     num_rows, columns = x.shape
     num_outs = weight.shape[0]
-    out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
+    size = num_rows, num_outs
+    out = torch.empty(size, dtype=x.dtype, device=x.device) if parts is None else parts
     inputs, scale = x, None
     wide: torch.dtype | None = x.dtype
     if weight.input is not None:
@@ -271,6 +285,7 @@ def fp8_linear(
     if tile is None and by_block and wide is None:
         tile = tile_of_blocks(num_outs, columns)
     tile = tile or tile_for(num_outs, wide, scale is not None, num_rows)
+    assert parts is None or (bias is None and len(parts) == tile.splits)
     block_k = min(tile.columns, by_block) if by_block else tile.columns
     block_t = rows_block(num_rows)
     grid = cdiv(num_outs, tile.outs), cdiv(num_rows, block_t), tile.splits
@@ -282,7 +297,7 @@ def fp8_linear(
         weight.scale,
         weight.scale if bias is None else bias,
         out,
-        partials_of(tile.splits, num_rows, num_outs, x.device),
+        partials_of(tile.splits, *size, x.device) if parts is None else parts,
         counters_of(x.device),
         num_rows,
         num_outs,
@@ -295,6 +310,7 @@ def fp8_linear(
         BY_BLOCK=by_block,
         INPUT_BY_BLOCK=scale is not None and scale.shape[1] > 1,
         HAS_BIAS=bias is not None,
+        LEAVES_PARTS=parts is not None,
         DEPENDENT=dependent,
         PIECES=_pieces(tile) if tile.prefetches and weight.codes.data_ptr() % 16 == 0 else 0,
         BLOCK_N=tile.outs,

@@ -1,4 +1,5 @@
-"""Gated RMS norm in Triton: a program takes all heads of one row, which it rounds to FP8, too."""
+"""Gated RMS norm in Triton: a program takes some heads of one row, or all of them where the row is
+rounded to FP8 as a whole."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.linear.round_triton import room_for, store_rounded, wait_for_rows
-from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
-from specengine.kernels.sizes import power_of_2
+from specengine.kernels.linear.rounded import NOT_ROUNDED, WHOLE_ROWS, put_beside
+from specengine.kernels.sizes import cdiv, power_of_2
+
+_NUMBERS = 1024  # of a program, unless a group that shares a scale is larger
 
 
 @triton.jit
@@ -35,7 +38,8 @@ def _gated_norm_kernel(
     SIZE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    head, col = tl.arange(0, HEADS)[:, None], tl.arange(0, SIZE)[None, :]
+    first = tl.program_id(1) * HEADS
+    head, col = first + tl.arange(0, HEADS)[:, None], tl.arange(0, SIZE)[None, :]
     mask = (head < heads) & (col < size)
     place = head * size + col
     weight = tl.load(weight_ptr + col, mask=col < size, other=0.0)
@@ -52,7 +56,16 @@ def _gated_norm_kernel(
     tl.store(out_ptr + row * heads * size + place, made, mask=mask)
     if ROUNDS:
         store_rounded(
-            made, codes_ptr, scale_ptr, row, heads * size, place, mask, ROUNDS, HEADS * SIZE
+            made,
+            codes_ptr,
+            scale_ptr,
+            row,
+            heads * size,
+            place,
+            mask,
+            ROUNDS,
+            HEADS * SIZE,
+            first * SIZE,
         )
 
 
@@ -66,8 +79,8 @@ def gated_norm(
         return out
     codes, rounded_scale = room_for(x, heads * size, rounds)
     dependent = has_dependent_launch(x)
-    blocks = power_of_2(heads), power_of_2(size)
-    _gated_norm_kernel[(rows,)](
+    blocks = _heads_of_program(heads, power_of_2(size), rounds), power_of_2(size)
+    _gated_norm_kernel[(rows, cdiv(heads, blocks[0]))](
         x,
         gate,
         weight,
@@ -87,3 +100,11 @@ def gated_norm(
         **({"launch_pdl": True} if dependent else {}),
     )
     return put_beside(out, codes, rounded_scale) if rounds else out
+
+
+def _heads_of_program(heads: int, size: int, rounds: int) -> int:
+    """A power of 2, the same for any number of rows. rounds: a program takes whole groups of so
+    many values."""
+    if rounds == WHOLE_ROWS:
+        return power_of_2(heads)
+    return max(1, min(power_of_2(heads), max(_NUMBERS, rounds) // size))

@@ -84,10 +84,11 @@ def sum_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``fused_add_rms_norm(round_to_dtype(parts.sum(0)), residual)``, the dtype being residual's.
 
-    parts: float32 [P, T, H], contiguous, of a product (split_linear); residual: [T, H], rows
+    parts: float32 [P, T, H], contiguous, of products and experts; residual: [T, H], rows
     contiguous; neither is modified. Any device; Triton on CUDA, where it is one kernel that reads
     residual and weight before the kernel ahead has ended: that one must write neither, nor let this
-    one start before its own wait has ended, as cuBLAS and the products of experts do not. This one
+    one start before its own wait has ended. What gives parts (cuBLAS, FP8 products, experts,
+    weigh_shared) does not. This one
     lets the next start at once: before its wait that one may read what was complete two before.
     into: as of rms_norm, of the first result.
     """

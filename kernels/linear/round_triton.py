@@ -33,12 +33,21 @@ def wait_for_rows(EARLY: tl.constexpr):
 
 @triton.jit
 def store_rounded(
-    made, codes_ptr, scale_ptr, row, width, cols, mask, ROUNDS: tl.constexpr, SIZE: tl.constexpr
+    made,
+    codes_ptr,
+    scale_ptr,
+    row,
+    width,
+    cols,
+    mask,
+    ROUNDS: tl.constexpr,
+    SIZE: tl.constexpr,
+    start=0,
 ):
-    """made: a whole row of SIZE values, of any number of dimensions, zeros where not mask, rounded
-    to the dtype that it is stored in. cols: the place of each value in the row; with groups, places
-    follow each other. The operations of fp8_linear_triton's `_quantise_kernel`, so that the bits
-    are the same."""
+    """made: SIZE values of a row, of any number of dimensions, zeros where not mask, rounded to the
+    dtype that they are stored in. Where ROUNDS is 1 they are the whole row, and cols is the place
+    of each; with groups they are those from `start` on, where a group begins. The operations of
+    fp8_linear_triton's `_quantise_kernel`, so that the bits are the same."""
     made = made.to(tl.float32)
     if ROUNDS == 1:
         scale = tl.maximum(tl.max(tl.abs(made)) / 448.0, 1e-12)
@@ -46,7 +55,7 @@ def store_rounded(
         tl.store(scale_ptr + row, scale)
     else:
         made = tl.reshape(made, (SIZE // ROUNDS, ROUNDS))
-        group = tl.arange(0, SIZE // ROUNDS)
+        group = start // ROUNDS + tl.arange(0, SIZE // ROUNDS)
         cols = group[:, None] * ROUNDS + tl.arange(0, ROUNDS)[None, :]
         mask = cols < width
         scale = tl.maximum(tl.max(tl.abs(made), axis=1) / 448.0, 1e-12)

@@ -56,6 +56,15 @@ def rows_block(rows: int, most: int = 64) -> int:
 
 
 @triton.jit
+def store_part(sums, parts_ptr, outs, rows, num_outs, num_rows):
+    """Write sums, float32 [outs, rows], of this program's share, at parts[share, rows, outs]."""
+    cells = rows[None, :].to(tl.int64) * num_outs + outs[:, None]
+    mask = (outs < num_outs)[:, None] & (rows < num_rows)[None, :]
+    size = num_rows.to(tl.int64) * num_outs
+    tl.store(parts_ptr + tl.program_id(2) * size + cells, sums, mask=mask)
+
+
+@triton.jit
 def store_sum(
     sums,  # float32 [outs, rows], of this program's share
     bias_ptr,

@@ -17,7 +17,7 @@ from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.sharing import ExpertSharers
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.shared import AgreedRounds
-from specengine.layers.experts import SparseMLP
+from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.model_runner import ModelRunner
 
 _PAUSE = 1e-3  # seconds between steps in which no rank had anything to do

@@ -15,10 +15,10 @@ from specengine.draft.tree import tree_sizes
 from specengine.engine.loop import Engine
 from specengine.kernels.experts.packed import OneExpert
 from specengine.lab.card import Card
-from specengine.layers.experts import SparseMLP
 from specengine.layers.linear import Linear, LinearKernel, LMHead
 from specengine.layers.linear_cpu import MklLinear
 from specengine.layers.quantization.linears import QuantisedLinear
+from specengine.layers.sparse_mlp import SparseMLP
 
 FORMULA = (
     "The card's limit is the time to read once what a round reads at least, at the speed of a "

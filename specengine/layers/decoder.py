@@ -19,7 +19,6 @@ from specengine.layers.compiled import (
     compiled,
 )
 from specengine.layers.compute_paths import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN
-from specengine.layers.experts import SparseMLP, feed_forward
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.latent_attention import LatentAttention
 from specengine.layers.layer_spec import LayerSpec
@@ -29,6 +28,7 @@ from specengine.layers.module import Module
 from specengine.layers.norm import NORM_PLACES, Norm, PreNorms, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import ProjectedAttention, SelfAttention
+from specengine.layers.sparse_mlp import SparseMLP, feed_forward
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch

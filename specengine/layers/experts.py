@@ -1,8 +1,4 @@
-"""A mixture of experts in place of a feed-forward layer (Shazeer et al. 2017, arXiv:1701.06538).
-
-Parameters have one name each, whatever checkpoints call them: `gate` is the router, the experts are
-`experts.<number>.{gate,up,down}_proj`, and what every row runs is `shared_expert`.
-"""
+"""The router and the experts of a mixture (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
 
@@ -11,25 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError
-from specengine.core.parallel import Cut, communicator, even_cut, split_over
-from specengine.core.sharing import ExpertSharers, expert_sharers
+from specengine.core.parallel import Cut, communicator, even_cut
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
-from specengine.kernels.experts.add_shared import add_shared
 from specengine.kernels.experts.packed import OneExpert, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Routing
 from specengine.kernels.experts.types import Router as RouterWeights
-from specengine.kernels.linear.quantised import Fp8Input
-from specengine.kernels.opaque import is_traced
-from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
+from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weight_device
-from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.module import Module
-from specengine.layers.norm import RMSNorm
-from specengine.layers.side_stream import both
-from specengine.layers.split_ops import SHARED_EXPERTS, Numbered, run_module
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
 MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel | None]
@@ -63,15 +50,6 @@ class Router(Linear):
         if self.kernel is not None:
             return route_ref.choose(self.kernel(x).float(), correction, self.routing)
         return route(x, RouterWeights(self.plain, self.bias, correction), self.routing)
-
-
-class SharedGate(Linear):
-    """The logit of what is shared: one output, which few bits would not make faster."""
-
-    keeps_precision = True
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__(hidden_size, 1)
 
 
 class IncomingExpert(IncomingWeight):
@@ -114,11 +92,12 @@ class Experts(Module):
         self.weighs_input = spec.weighs_input
         self.activation = Activation(spec.activation, spec.activation_alpha, spec.activation_limit)
 
-    def forward(self, x: Tensor, chosen: Chosen) -> Tensor:
-        """[T, H] -> [T, H], or float32 [K, T, H], the parts of the sum, for RMSNorm.add."""
+    def forward(self, x: Tensor, chosen: Chosen, into: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H], or float32 [P, T, H], the parts of the sum, for RMSNorm.add. into: of
+        `room`, for the parts."""
         kernels = self.kernels
         if kernels is None:
-            return op.experts(x, chosen, self.packed or self.weights)
+            return op.experts(x, chosen, self.packed or self.weights, into)
         return experts_ref.by_expert(
             x,
             chosen,
@@ -127,6 +106,12 @@ class Experts(Module):
             self.activation,
             self.weighs_input,
         )
+
+    def room(self, x: Tensor, chosen: Chosen) -> Tensor | None:
+        """float32 [P + 1, T, H]: for the parts and one more. None: `forward` gives the sum."""
+        if self.kernels is not None:
+            return None
+        return op.room_for_parts(x, chosen, self.packed or self.weights, 1)
 
     @property
     def weights(self) -> ExpertWeights:
@@ -216,102 +201,6 @@ class Experts(Module):
                 return
             found.append((pair[0], pair[1]))
         self.kernels, self.gate_up, self.down = found, None, None
-
-
-class SparseMLP(Numbered):
-    """``sum of w * expert(x) over the chosen + shared(x)``; with a gate on what is shared,
-    ``sigmoid(gate(x)) * shared(x)``."""
-
-    def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
-        super().__init__()
-        self.waits = False  # as layers.linear.Linear has it: routers and experts read the input
-        self.spec = spec
-        self.sharers = expert_sharers()
-        self.ranks = communicator() if self.sharers is None else self.sharers.experts
-        self.gate = Router(hidden_size, spec)
-        with split_over(self.ranks):
-            self.experts = Experts(hidden_size, spec)
-            size = spec.shared_size
-            self.shared_expert = GatedMLP(hidden_size, size) if size else None
-        self.shared_expert_gate = SharedGate(hidden_size) if spec.shared_gate else None
-
-    @property
-    def takes(self) -> Fp8Input | None:
-        """As layers.linear.Linear has it: of experts, or else the shared one; gates round none."""
-        if is_traced() or self.sharers is not None:
-            return None
-        packed, shared = self.experts.packed, self.shared_expert
-        if packed is not None and packed.gate_up.input is not None:
-            return packed.gate_up.input
-        return None if shared is None else shared.takes
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, hidden_size] -> the same shape."""
-        parts = self.parts(x)
-        return parts.sum(0).to(x.dtype) if parts.dim() == 3 else parts
-
-    def parts(self, x: Tensor) -> Tensor:
-        """The same, perhaps in float32 parts [P, T, hidden_size], for RMSNorm.add."""
-        if is_traced():
-            if self.sharers is not None:
-                return SHARED_EXPERTS(self, [x], (x.shape[-1],), x.dtype)
-            return run_module(self, x, x.shape[-1])
-        if self.sharers is not None:
-            return self._over_engines(x, self.sharers)
-        if self.ranks.size > 1:
-            return self._over_ranks(x)
-        shared_expert, gate = self.shared_expert, self.shared_expert_gate
-        if shared_expert is None:
-            return self._chosen(x)
-        out, shared = both(x, self._chosen, shared_expert)
-        if out.dim() == 2:
-            return out + self._gated(x, shared)
-        if gate is not None and gate.is_plain:
-            return add_shared(out, shared, x, gate.plain)
-        return add_shared(out, self._gated(x, shared))
-
-    def run_split(self, rows: Sequence[Tensor], batch: object) -> Tensor:
-        """What SHARED_EXPERTS stands for: no graph holds how many rows the other engines have."""
-        assert self.sharers is not None
-        return self._over_engines(rows[0], self.sharers)
-
-    def _over_engines(self, x: Tensor, sharers: ExpertSharers) -> Tensor:
-        if not sharers.runs:
-            assert not len(x), "a forward of one rank alone has no tokens"
-            return x
-        return sharers.own_rows(self._over_ranks(sharers.rows_of_all(x)))
-
-    def _over_ranks(self, x: Tensor) -> Tensor:
-        """One sum over ranks, of what the experts and the shared one give on each."""
-        part = self.shared_expert and self.shared_expert.own_part
-        out, shared = both(x, self._chosen, part) if part else (self._chosen(x), None)
-        out = out.sum(0) if out.dim() == 3 else out
-        if shared is not None:
-            out = out + self._gated(x, shared)
-        return self.ranks.all_reduce(out.to(x.dtype))
-
-    def _chosen(self, x: Tensor) -> Tensor:
-        """What the experts of each row give: [T, hidden_size], or parts [K, T, hidden_size]."""
-        return self.experts.forward(x, self.gate.choose(x))
-
-    def _gated(self, x: Tensor, shared: Tensor) -> Tensor:
-        if self.shared_expert_gate is None:
-            return shared
-        return shared * torch.sigmoid(self.shared_expert_gate(x))
-
-    def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
-        """What this adds to the stream [T, hidden_size], behind its norm, and the stream."""
-        return self.parts(norm(stream)), stream
-
-
-def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
-    """What a layer's description asks for behind attention. Raises ModelLoadError where nothing
-    computes it."""
-    if spec.experts is not None:
-        if spec.activation not in ("silu", spec.experts.activation):
-            raise ModelLoadError(f"activation {spec.activation!r} is not supported of experts")
-        return SparseMLP(spec.hidden_size, spec.experts)
-    return make_mlp(spec)
 
 
 def _parameter(

@@ -113,10 +113,12 @@ class GatedDelta(split_ops.Numbered):
 
     def _heads(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, value_size]."""
-        shape = self.kept
+        shape, gates = self.kept, self.in_proj_ba
+        beside = self.in_proj_qkvz.completes_input
+        room = hidden.new_empty(len(hidden), gates.out_features) if beside else None
         joined: Tensor = self.in_proj_qkvz(hidden)
         mixed, gate = torch.split(joined, [shape.channels, shape.value_size], -1)
-        write, decay = self._gates(hidden).chunk(2, -1)
+        write, decay = self._gates(hidden, room).chunk(2, -1)
         if is_traced():
             heads = shape.num_heads, shape.value_dim
             out = split_ops.GATED_DELTA(self, (mixed, write, decay), heads, torch.float32)
@@ -127,11 +129,12 @@ class GatedDelta(split_ops.Numbered):
         normed: Tensor = self.norm(out, gate.view(out.shape), self.out_proj.takes)
         return normed
 
-    def _gates(self, hidden: Tensor) -> Tensor:
-        """[T, hidden_size] -> [T, 2 * num_heads]. So few outputs give cuBLAS too little to do."""
+    def _gates(self, hidden: Tensor, room: Tensor | None) -> Tensor:
+        """[T, hidden_size] -> [T, 2 * num_heads]. So few outputs give cuBLAS too little to do.
+        room: for them, where they may be computed beside the product before."""
         product = self.in_proj_ba
         if product.is_plain and not is_traced():
-            return few_row.linear(hidden, product.plain, product.bias)
+            return few_row.linear(hidden, product.plain, product.bias, into=room)
         out: Tensor = product(hidden)
         return out
 

@@ -100,10 +100,14 @@ class Linear(Numbered):
     def parts(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features] or, where that is faster, float32
         [P, T, out_features], whose sum that is; for RMSNorm.add."""
-        can_split = self.kernel is None and self.bias is None and self.gives_parts
-        if can_split and not is_traced() and split_linear.fits(x, self.plain):
-            return split_linear.split_linear(x, self.plain)
-        return self.forward(x)
+        if self.bias is not None or not self.gives_parts or is_traced():
+            return self.forward(x)
+        if self.kernel is None:
+            fits = split_linear.fits(x, self.plain)
+            return split_linear.split_linear(x, self.plain) if fits else self.forward(x)
+        parts_of = getattr(self.kernel, "parts_of", None)
+        parts: Tensor | None = None if parts_of is None else parts_of(x)
+        return self.forward(x) if parts is None else parts
 
     @property
     def plain(self) -> Tensor:
@@ -155,6 +159,12 @@ class Linear(Numbered):
         """Whether the norm right ahead may let this product start at once: a packed weight's kernel
         says that it waits by itself (awaited, of kernels.linear.norm). In a trace none does."""
         return not is_traced() and bool(getattr(self.kernel, "waits", False))
+
+    @property
+    def completes_input(self) -> bool:
+        """Whether the kernel that is launched behind this product may read the product's input
+        before it waits (kernels.linear.few_row, into): the product signals behind its own wait."""
+        return not is_traced() and bool(getattr(self.kernel, "completes_input", False))
 
     def use_kernel(self, kernel: LinearKernel, takes: Fp8Input | None = None) -> None:
         """Multiply with `kernel` from now on, and let go of the plain weight. takes: the form that

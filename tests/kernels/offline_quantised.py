@@ -12,6 +12,7 @@ from triton.runtime.jit import JITFunction
 
 from specengine.kernels.linear import fp8_linear_triton, int_linear_triton
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
+from specengine.kernels.linear.rounded import put_beside
 from tests.kernels import offline_triton, wgmma_waits
 
 
@@ -41,6 +42,9 @@ def main(rows: int) -> None:
     codes = torch.zeros(1024, 2048).to(FP8)  # prefetched, in several parts of the columns
     blocks = Fp8Weight(codes, torch.ones(8, 16), 128, 128, Fp8Input(group=128))
     fp8_linear_triton.fp8_linear(x.new_zeros(rows, 2048), blocks, None)
+    given = put_beside(x.new_zeros(rows, 2048), codes[:rows], torch.ones(rows, 16))
+    parts = torch.empty(4, rows, 1024)
+    fp8_linear_triton.fp8_linear(given, blocks, None, parts=parts)
     int_linear_triton.int_linear(x, four, None)
     print(json.dumps(compiled))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import experts_triton, order_triton
-from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.experts import experts, room_for_parts
 from specengine.kernels.experts.tiles import WHOLE
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 from tests.kernels import offline_triton
@@ -105,6 +105,29 @@ def test_tiles_of_few_rows_follow_the_rows_of_an_expert() -> None:
     steps = [WHOLE.tiles_of(rows, 128, 8).gate_up.inputs for rows in (1, 16, 31, 32, 64)]
     assert steps == [128, 128, 128, 64, 64]
     assert len({WHOLE.tiles_of(rows, 128, 8).down for rows in (1, 64)}) == 1
+
+
+@pytest.mark.parametrize("rows", [2, 70])
+def test_parts_fill_the_room_that_is_made_for_them(rows: int, device: torch.device) -> None:
+    weights, picked = make(6, device), choose(rows, 6, 2, device)
+    x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(4)).to(device)
+    room = room_for_parts(x, picked, weights, 1, backend="triton")
+    assert room is not None
+    room[-1] = 7.0
+    found = experts(x, picked, weights, room, backend="triton")
+    assert found.data_ptr() == room.data_ptr()
+    assert torch.equal(found, experts(x, picked, weights, backend="triton"))
+    assert len(room) == len(found) + 1
+    assert torch.equal(room[-1], torch.full_like(x, 7.0))
+
+
+def test_sums_need_no_room(device: torch.device) -> None:
+    weights = make(3, device)
+    for rows in (0, 1, 64, 65, 256, 257):
+        x, picked = torch.empty(rows, HIDDEN, device=device), choose(rows, 3, 2, device)
+        room = room_for_parts(x, picked, weights, 1, backend="triton")
+        assert (room is None) is (rows in (0, 257))
+        assert room_for_parts(x, picked, weights, 1, backend="torch") is None
 
 
 def test_many_rows_are_summed_in_their_dtype(device: torch.device) -> None:

@@ -11,8 +11,11 @@ from specengine.kernels.cuda import program
 from specengine.kernels.linear import few_row, few_row_triton
 from specengine.kernels.linear.activation import silu_and_mul
 from specengine.kernels.linear.few_row import linear, linear_add, norm_gated_linear, norm_linear
+from specengine.kernels.linear.fp8_linear import fp8_linear
 from specengine.kernels.linear.norm import rms_norm
+from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from tests.kernels import half_precision
+from tests.kernels.captured import assert_waits
 
 EPS = 1e-5
 HIDDEN, OUTS = 72, 40
@@ -63,9 +66,9 @@ def test_one_row_of_a_large_product_is_a_stream_of_weights(
     taken = list[int]()
     streamed = few_row_triton.linear
 
-    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def counted(x: Tensor, weight: Tensor, *given: Tensor | None) -> Tensor:
         taken.append(len(weight))
-        return streamed(x, weight, bias)
+        return streamed(x, weight, *given)
 
     monkeypatch.setattr(few_row_triton, "linear", counted)
     weight = draw(device, OUTS, HIDDEN)
@@ -157,6 +160,30 @@ class TestCuda:
             linear_add(x, weight, residual, backend="torch"),
         )
         assert torch.equal(residual, before)
+
+    @pytest.mark.parametrize("group", [None, 128], ids=["by row", "in blocks"])
+    @pytest.mark.parametrize("rows", [1, 8, 64, 128])
+    def test_what_runs_beside_a_product_ends_behind_it(
+        self, rows: int, group: int | None, dtype: torch.dtype
+    ) -> None:
+        """Between a kernel that lets the next start at once and one that starts at once."""
+        large, small = self.draw(dtype, 6144, 2048), self.draw(dtype, 64, 2048)
+        codes = large.to(FP8)
+        scale = torch.ones(48, 16, device="cuda")
+        weight = Fp8Weight(codes, scale, 128, 128, Fp8Input(group=128))
+        if group is None:
+            weight = Fp8Weight.of(large)
+
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            room = x.new_empty(len(x), 64)
+            product = fp8_linear(x, weight)
+            found = linear(x, small, into=room, backend="cuda")
+            assert found is room
+            return product, found, linear(found, small[:, :64].contiguous(), backend="cuda")
+
+        x = self.draw(dtype, rows, 2048)
+        assert torch.equal(run(x)[1], linear(x, small, backend="cuda"))
+        assert_waits(x, run)
 
     def test_a_row_does_not_depend_on_its_neighbours(self, dtype: torch.dtype) -> None:
         x, gain = self.draw(dtype, 128, 576), self.draw(dtype, 576)

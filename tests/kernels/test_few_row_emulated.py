@@ -48,6 +48,15 @@ def test_residual() -> None:
     )
 
 
+def test_rows_that_are_complete_are_multiplied_into_given_memory() -> None:
+    x, weight, bias = draw(37, 520), draw(36, 520) * 520**-0.5, draw(36)
+    into = torch.full((37, 36), torch.nan).bfloat16()
+    found = few_row.linear(x, weight, bias, into=into, backend="cuda")
+    assert found is into
+    assert torch.equal(found, few_row.linear(x, weight, bias, backend="cuda"))
+    assert few_row.linear(x, weight, bias, into=into, backend="torch") is not into
+
+
 def test_bias_and_float_results() -> None:
     x, gain, weight, bias = draw(21, 776), draw(776), draw(130, 776), draw(130)
     close(

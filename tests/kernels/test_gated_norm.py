@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specengine.kernels.linear import fp8_linear_triton
 from specengine.kernels.linear.gated_norm import gated_norm
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.rounded import found_beside
@@ -46,6 +47,26 @@ def test_triton_equals_reference(
     assert found.is_contiguous()
     tolerance = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "group"),
+    [(13, 128, 128), (13, 128, 64), (20, 64, 256), (36, 128, 512), (32, 128, 2048)],
+)
+def test_rows_of_several_programs_are_rounded_group_by_group(
+    heads: int, size: int, group: int, device: torch.device
+) -> None:
+    """Heads that programs do not divide, groups of a part of a head, of several, and larger than
+    a program."""
+    form, given = Fp8Input(group=group), draw((3, heads, size), torch.float32, device)
+    found = gated_norm(*given, EPS, into=form, backend="triton")
+    expected = gated_norm(*given, EPS, backend="torch")
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    kept = found_beside(found, form)
+    assert kept is not None
+    codes, scale = fp8_linear_triton.quantise_rows(found.clone(), form)
+    assert torch.equal(kept[0].view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(kept[1], scale)
 
 
 def test_gains_in_float32_multiply_in_float32(device: torch.device) -> None:

@@ -96,6 +96,16 @@ def test_experts_equal_the_reference(
     assert torch.equal(mxfp4_cuda.experts(*first(x, chosen, 1), weights, tile)[:, 0], found[:, 0])
 
 
+def test_parts_fill_the_room_that_is_made_for_them(place: torch.device) -> None:
+    (x, chosen), weights = drawn(place, 2), made(place, "silu", True)
+    expected = mxfp4_cuda.experts(x, chosen, weights)
+    room = torch.full((len(expected) + 1, *x.shape), torch.nan, device=place)
+    found = mxfp4_cuda.experts(x, chosen, weights, into=room)
+    assert found.data_ptr() == room.data_ptr()
+    assert torch.equal(found, expected)
+    assert room[-1].isnan().all()
+
+
 def test_columns_of_one_chunk_equal_the_reference(
     place: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import experts_triton, packed_triton, widened_triton
-from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.experts import experts, room_for_parts
 from specengine.kernels.experts.formats import int_codes
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import Tile, Tiles
@@ -147,6 +147,24 @@ def assert_near(found: Tensor, expected: Tensor, rounds: bool = False) -> None:
         assert float((found - expected).norm() / expected.norm()) < 0.02
     else:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+def test_parts_fill_the_room_that_is_made_for_them(
+    rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few rows two an expert."""
+    weights, picked, x = make("mxfp4", 5, device), choose(rows, 5, 2, device), inputs(rows, device)
+    tiles = replace(packed_triton.tiles_of(weights, rows, 2), parts=2)
+    monkeypatch.setattr(packed_triton, "tiles_of", lambda *_: tiles)
+    room = room_for_parts(x, picked, weights, 1, backend="triton")
+    assert room is not None
+    room[-1] = 7.0
+    found = experts(x, picked, weights, room, backend="triton")
+    assert torch.equal(room[-1], torch.full_like(x, 7.0))
+    assert found.data_ptr() == room.data_ptr()
+    assert len(room) - 1 == len(found) == (4 if rows == 1 else 2)
+    assert torch.equal(found, experts(x, picked, weights, backend="triton"))
 
 
 @pytest.mark.parametrize(("name", "rows"), each_value(1, CASES, [1, 9]))
@@ -300,6 +318,19 @@ def test_bfloat16_on_a_gpu_equals_the_reference(
     expected = experts(x, picked, weights, backend="torch").float()
     found = summed(experts(x, picked, weights, backend="triton")).float()
     assert float((found - expected).norm() / expected.norm()) < 0.02
+
+
+def test_tiles_of_float32_have_the_rows_that_registers_hold() -> None:
+    """128 rows of MXFP4 by four warps are too many (test_forms_for_hopper.py)."""
+    for name in EXPERT_FORMATS:
+        for _, tiles in load_place(EXPERT_FORMATS[name]).tiles.many:
+            held = tiles.held(4)
+            assert tiles.held(2) == tiles
+            assert (
+                held.gate_up.rows
+                == held.down.rows
+                == min(tiles.gate_up.rows, 16 * tiles.gate_up.warps)
+            )
 
 
 def test_experts_that_differ_in_form_are_not_stacked() -> None:

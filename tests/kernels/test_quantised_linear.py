@@ -17,7 +17,7 @@ from specengine.kernels.linear import (
     int_linear_triton,
 )
 from specengine.kernels.linear import fp8_linear as fp8_linear_form
-from specengine.kernels.linear.fp8_linear import fp8_linear
+from specengine.kernels.linear.fp8_linear import fp8_linear, fp8_parts
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside, rounding_of
@@ -219,6 +219,45 @@ def test_fp8_products_in_blocks_are_split_and_prefetched_by_shape(
     assert (tile.splits, tile.prefetches) == (splits, prefetches)
 
 
+def test_parts_of_a_product_in_blocks_have_the_bits_of_its_sum(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added up in their order, and rounded once."""
+    monkeypatch.setattr(fp8_linear_triton, "multiplies_codes", lambda x, weight: True)
+    tile = Tile(64, 64, 3, 4, 2)
+    monkeypatch.setattr(fp8_linear_triton, "tile_of_blocks", lambda *_: tile)
+    weight, x = fp8_weight("block", device), draw(5, COLUMNS).to(device, torch.float16)
+    monkeypatch.setattr(fp8_linear_form, "use_triton", lambda *_: True)
+    monkeypatch.setattr(fp8_linear_form, "quantise_rows", fp8_linear_ref.quantise_rows)
+    parts = fp8_parts(x, weight)
+    assert parts is not None
+    assert parts.shape == (3, 5, OUTS)
+    total = parts[0] + parts[1] + parts[2]
+    assert torch.equal(total.half(), fp8_linear_triton.fp8_linear(x, weight, None, tile))
+
+
+def test_only_split_products_of_codes_in_blocks_have_parts(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8_linear_triton, "multiplies_codes", lambda x, weight: True)
+    monkeypatch.setattr(fp8_linear_form, "use_triton", lambda *_: True)
+    monkeypatch.setattr(fp8_linear_form, "quantise_rows", fp8_linear_ref.quantise_rows)
+    blocks = fp8_weight("block", device)
+
+    def count(rows: int, weight: Fp8Weight = blocks) -> int:
+        parts = fp8_parts(draw(rows, COLUMNS).to(device, torch.float16), weight)
+        return 0 if parts is None else len(parts)
+
+    assert fp8_linear_triton.tile_of_blocks(OUTS, COLUMNS).splits == 1
+    assert not count(5)
+    monkeypatch.setattr(fp8_linear_triton, "tile_of_blocks", lambda *_: Tile(64, 64, 2, 4, 2))
+    assert [count(rows) for rows in (0, 1, 64, 65)] == [0, 2, 2, 0]
+    assert not count(5, fp8_weight("row", device))
+    assert not count(5, replace(blocks, input=None))
+    monkeypatch.setattr(fp8_linear_triton, "multiplies_codes", lambda x, weight: False)
+    assert not count(5)
+
+
 @pytest.mark.parametrize("splits", [1, 3, 4])
 def test_prefetching_a_weight_leaves_bits(splits: int, device: torch.device) -> None:
     """In four splits the last has no columns."""
@@ -277,4 +316,4 @@ def test_no_rows_cost_nothing(device: torch.device, monkeypatch: pytest.MonkeyPa
 def test_products_compile_for_hopper(rows: str, triton_cache: Path) -> None:
     names = offline_triton.run("tests.kernels.offline_quantised", triton_cache, rows)
     codes = ["_quantise_kernel", "_fp8_kernel"]
-    assert names == [*codes, "_fp8_kernel", *codes, "_int_kernel"]
+    assert names == [*codes, "_fp8_kernel", *codes, "_fp8_kernel", "_int_kernel"]

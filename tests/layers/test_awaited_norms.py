@@ -15,13 +15,13 @@ from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
 from specengine.layers import linear, norm
 from specengine.layers.attention import Attention
 from specengine.layers.decoder import DecoderLayer
-from specengine.layers.experts import SparseMLP
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.linear import Linear
 from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.layers.quantization.parts import Part
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.sparse_mlp import SparseMLP
 from tests.layers.test_quantization import read, weight_of
 from tests.support.quantised import FORMATS
 

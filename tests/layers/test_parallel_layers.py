@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import Cut, communicator, even_cut, head_cuts, split_over
 from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.experts import Experts, SparseMLP
+from specengine.layers.experts import Experts
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.linear import LMHead, RowParallelLinear
@@ -21,6 +21,7 @@ from specengine.layers.mlp import GatedMLP, PlainMLP
 from specengine.layers.norm import PartNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.self_attention import SelfAttention
+from specengine.layers.sparse_mlp import SparseMLP
 from specengine.layers.weights import (
     CutPlace,
     fill_places,

@@ -15,11 +15,11 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.layers import side_stream
-from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.norm import RMSNorm
 from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.layers.side_stream import both, side_streams
+from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.capture import capture, capture_parts, capturing_on
 from tests.support.fake_platform import FakePlatform, FakeStream
 

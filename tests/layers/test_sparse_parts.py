@@ -12,16 +12,20 @@ from torch import Tensor
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.experts.types import Chosen
+from specengine.kernels.linear import few_row
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
-from specengine.layers import experts, linear
-from specengine.layers.experts import Experts, SparseMLP
+from specengine.layers import linear, sparse_mlp
+from specengine.layers.experts import Experts
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.linear import Linear
 from specengine.layers.linear_cpu import Int8Linear, pack_linears
+from specengine.layers.quantization import linears
 from specengine.layers.quantization.linears import QuantisedLinear
+from specengine.layers.sparse_mlp import SparseMLP
 
 HIDDEN, FORM = 32, Fp8Input()
+DELTA = LayerSpec(HIDDEN, 48, 4, 2, 8, 1e-5, gated_delta=GatedDeltaSpec(2, 4, 8, 8, 4))
 
 
 def make(shared_gate: bool) -> SparseMLP:
@@ -43,10 +47,14 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts give halves in float32, as their kernels do of few rows."""
     plain = Experts.forward
 
-    def halves(self: Experts, x: Tensor, chosen: Chosen) -> Tensor:
-        return 0.5 * plain(self, x, chosen).float().expand(2, *x.shape)
+    def halves(self: Experts, x: Tensor, chosen: Chosen, into: Tensor) -> Tensor:
+        return into[:2].copy_(0.5 * plain(self, x, chosen).float())
+
+    def room(self: Experts, x: Tensor, chosen: Chosen) -> Tensor:
+        return torch.full((3, *x.shape), torch.nan)
 
     monkeypatch.setattr(Experts, "forward", halves)
+    monkeypatch.setattr(Experts, "room", room)
 
 
 @pytest.mark.parametrize("gate", ["none", "plain", "packed"])
@@ -62,7 +70,7 @@ def test_parts_add_up_to_what_one_sum_gives(
         request.getfixturevalue("in_parts")
         found = mlp.parts(x)
     assert expected.shape == (5, HIDDEN)
-    assert found.shape == (2, 5, HIDDEN)
+    assert found.shape == (3, 5, HIDDEN)
     torch.testing.assert_close(found.sum(0), expected)
 
 
@@ -85,7 +93,7 @@ def test_mixture_takes_the_form_of_its_experts(monkeypatch: pytest.MonkeyPatch) 
     packed = [packed_in(Fp8Input(group=16), weight) for weight in pairs]
     mlp.experts.use_packed(*packed)
     assert mlp.takes == Fp8Input(group=16)
-    monkeypatch.setattr(experts, "is_traced", lambda: True)
+    monkeypatch.setattr(sparse_mlp, "is_traced", lambda: True)
     assert mlp.takes is None
 
 
@@ -98,9 +106,58 @@ def packed_in(form: Fp8Input, weight: Tensor) -> PackedExperts:
     return made
 
 
+@pytest.mark.parametrize("is_quantised", [True, False])
+def test_gates_go_beside_a_product_that_completes_its_input(
+    is_quantised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into memory that was there before the product took any."""
+    layer, log = GatedDelta(DELTA, 0), list[object]()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    if is_quantised:
+        quantise(layer.in_proj_qkvz)
+    assert layer.in_proj_qkvz.completes_input is is_quantised
+    project, made = type(layer.in_proj_qkvz).forward, Tensor.new_empty
+
+    def projected(self: Linear, x: Tensor) -> Tensor:
+        log.append("product")
+        return project(self, x)
+
+    def linear(x: Tensor, *_: object, into: Tensor | None) -> Tensor:
+        log.append(None if into is None else into.shape)
+        return x.new_ones(len(x), 8)
+
+    def new_empty(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        log.append("memory")
+        return made(self, *size, **options)
+
+    monkeypatch.setattr(type(layer.in_proj_qkvz), "forward", projected)
+    monkeypatch.setattr(few_row, "linear", linear)
+    monkeypatch.setattr(Tensor, "new_empty", new_empty)
+    monkeypatch.setattr(GatedDelta, "_run", lambda self, given, batch: torch.ones(3, 4, 8))
+    layer(torch.arange(3), torch.randn(3, HIDDEN), None)  # type: ignore[arg-type]
+    expected = ["memory", "product", (3, 8)] if is_quantised else ["product", None]
+    assert log[: len(expected)] == expected
+
+
+def test_a_packed_product_leaves_parts_where_its_kernel_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(3, HIDDEN)
+    for bias in (False, True):
+        layer = Linear(HIDDEN, 24, bias)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter)
+        quantise(layer)
+        assert layer.parts(x).shape == (3, 24)  # on a CPU it does not
+        left = torch.ones(2, 3, 24)
+        monkeypatch.setattr(linears, "fp8_parts", lambda x, weight, left=left: left)
+        assert (layer.parts(x) is left) is not bias
+        monkeypatch.undo()
+
+
 def test_linear_attention_takes_the_form_of_its_projection(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = LayerSpec(HIDDEN, 48, 4, 2, 8, 1e-5, gated_delta=GatedDeltaSpec(2, 4, 8, 8, 4))
-    layer = GatedDelta(spec, 0)
+    layer = GatedDelta(DELTA, 0)
     assert layer.takes is None
     torch.nn.init.normal_(layer.in_proj_qkvz.plain)
     quantise(layer.in_proj_qkvz)

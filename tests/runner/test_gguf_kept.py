@@ -16,11 +16,11 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.engine.build import load as load_engine_model
 from specengine.engine.phases import Phases
 from specengine.kernels.linear.quantised import IntWeight
-from specengine.layers.experts import SparseMLP
 from specengine.layers.linear import Linear
 from specengine.layers.quantization import linears
 from specengine.layers.quantization.gguf import KEPT, KEPT_OF_EXPERTS, Gguf
 from specengine.layers.quantization.linears import QuantisedLinear
+from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class

@@ -16,10 +16,11 @@ from specengine.kernels.experts.formats.fp8 import FORMAT
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.linear.quantised import Fp8Weight
 from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.experts import Experts, SparseMLP
+from specengine.layers.experts import Experts
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.forward_graphs.keys import LARGE_PREFILLS, SMALL_PREFILLS
 from specengine.runner.forward_graphs.prefill import prefill_keys
 from specengine.runner.forward_graphs.splits import weights_per_layer, work_per_row

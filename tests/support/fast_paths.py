@@ -103,6 +103,7 @@ def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) 
         patch.setattr(few_row, "fits", lambda *_: True)
         patch.setattr(few_row, "linear_add", counted(few_row.linear_add, calls))
         patch.setattr(experts, "experts", _experts_in_parts)
+        patch.setattr(experts, "room_for_parts", _room_for_parts)
     elif path is LAYER_TAIL:
         patch.setattr(layer_tail, "fits", lambda *_: True)
         patch.setattr(layer_tail_cuda, "layer_tail", counted(layer_tail_ref.layer_tail, calls))
@@ -123,10 +124,15 @@ def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) 
         patch.setattr(head_topk_cuda, "head_topk", counted(head_topk_ref.head_topk, calls))
 
 
-def _experts_in_parts(*given: Any) -> Tensor:
+def _experts_in_parts(x: Tensor, chosen: Any, weights: Any, into: Tensor | None = None) -> Tensor:
     """As the kernel of few rows leaves them."""
-    out = experts_ref.experts(*given).float()
-    return torch.stack([0.25 * out, 0.75 * out])
+    out = experts_ref.experts(x, chosen, weights).float()
+    parts = torch.stack([0.25 * out, 0.75 * out])
+    return parts if into is None else into[:2].copy_(parts)
+
+
+def _room_for_parts(x: Tensor, chosen: Any, weights: Any, more: int) -> Tensor:
+    return torch.full((2 + more, *x.shape), torch.nan, dtype=torch.float32)
 
 
 def let_fuse_norms(backend: AttentionBackend, patch: pytest.MonkeyPatch) -> list[HeadNorms]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator
 from specengine.core.registry import QUANTIZATIONS, load_place
-from specengine.kernels.linear.fp8_linear import fp8_linear
+from specengine.kernels.linear.fp8_linear import fp8_linear, fp8_parts
 from specengine.kernels.linear.int_linear import gated_int_linear, int_linear, waits
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
@@ -52,6 +52,13 @@ class QuantisedLinear:
         outputs = [_multiply(x, part, bias) for part, bias in pairs]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
+    def parts_of(self, x: Tensor) -> Tensor | None:
+        """[T, in] -> float32 [P, T, out], whose sum is the product; None: there are no parts."""
+        first = self.parts[0]
+        if len(self.parts) > 1 or not isinstance(first, Fp8Weight) or self.biases[0] is not None:
+            return None
+        return fp8_parts(x, first)
+
     @property
     def gated(self) -> GatedKernel | None:
         """The same with the gated activation behind it, of a single product by integers."""
@@ -71,6 +78,11 @@ class QuantisedLinear:
         """As layers.linear.Linear has it: of a single product."""
         first = self.parts[0]
         return len(self.parts) == 1 and isinstance(first, IntWeight) and waits(first)
+
+    @property
+    def completes_input(self) -> bool:
+        """As layers.linear.Linear has it: of a single product."""
+        return len(self.parts) == 1 and isinstance(self.parts[0], Fp8Weight)
 
     @property
     def num_bytes(self) -> int:

@@ -13,7 +13,7 @@ from specengine.core.parallel import communicator
 from specengine.engine.build import build_engine, load_sharing
 from specengine.engine.phases import Phases
 from specengine.engine.sharing import Meeting
-from specengine.layers.experts import SparseMLP
+from specengine.layers.sparse_mlp import SparseMLP
 from tests.support.pretended_ranks import on_threads
 from tests.support.shared_experts import NGRAM, SPECS, Plan, alone, config_of, run_plan
 

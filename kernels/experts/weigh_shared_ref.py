@@ -1,4 +1,4 @@
-"""The shared expert's output added to parts, in plain PyTorch."""
+"""The shared expert's part of a sum, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def add_shared(parts: Tensor, shared: Tensor, x: Tensor | None, gate: Tensor | None) -> None:
+def weigh_shared(shared: Tensor, x: Tensor | None, gate: Tensor | None, out: Tensor) -> None:
     if x is not None and gate is not None:
         shared = shared * torch.sigmoid(F.linear(x, gate))
-    parts[-1] += shared.float()
+    out.copy_(shared)

@@ -1,4 +1,4 @@
-"""The shared expert's output added to parts, in Triton: one program a row."""
+"""The shared expert's part of a sum, in Triton: one program a row."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -15,11 +15,11 @@ from specengine.kernels.sizes import power_of_2
 
 
 @triton.jit
-def _add_shared_kernel(
-    part_ptr,
+def _weigh_shared_kernel(
     shared_ptr,
     x_ptr,
     gate_ptr,
+    out_ptr,
     stride_shared,
     stride_x,
     hidden,
@@ -39,7 +39,6 @@ def _add_shared_kernel(
         gdc_wait()
         gdc_launch_dependents()
     share = tl.load(shared_ptr + row * stride_shared + cols, mask=mask, other=0.0)
-    part = tl.load(part_ptr + row * hidden + cols, mask=mask, other=0.0)
     dtype = shared_ptr.dtype.element_ty
     share = share.to(tl.float32)
     if HAS_GATE:
@@ -48,23 +47,23 @@ def _add_shared_kernel(
         logit = tl.sum(x * gate, axis=0).to(dtype).to(tl.float32)
         weight = (1.0 / (1.0 + tl.exp(-logit))).to(dtype).to(tl.float32)
         share = (share * weight).to(dtype).to(tl.float32)
-    tl.store(part_ptr + row * hidden + cols, part + share, mask=mask)
+    tl.store(out_ptr + row * hidden + cols, share, mask=mask)
 
 
-def add_shared(parts: Tensor, shared: Tensor, x: Tensor | None, gate: Tensor | None) -> None:
-    _, rows, hidden = parts.shape
+def weigh_shared(shared: Tensor, x: Tensor | None, gate: Tensor | None, out: Tensor) -> None:
+    rows, hidden = out.shape
     if not rows:
         return
     has_gate = x is not None and gate is not None
     given = shared if x is None else x
     inputs = given.shape[1] if has_gate else 1
-    dependent = has_dependent_launch(parts)
+    dependent = has_dependent_launch(out)
     block, wide = power_of_2(hidden), power_of_2(inputs)
-    _add_shared_kernel[(rows,)](
-        parts[-1],
+    _weigh_shared_kernel[(rows,)](
         shared,
         given,
         shared if gate is None else gate,
+        out,
         shared.stride(0),
         given.stride(0),
         hidden,
