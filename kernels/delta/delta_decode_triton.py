@@ -2,12 +2,14 @@
 
 The first makes what the rule reads: a program a request and a head of keys (with its queries), or
 of values. It also moves on the inputs of the convolution, of which no other program reads its
-channels. The second takes a request, a head and some columns of its memory, which it reads and
-writes once; on Hopper it fetches them while the first kernel runs.
+channels; on Hopper it fetches them while the product before it runs. The second takes a request, a
+head and some columns of its memory, which it reads and writes once; on Hopper it fetches them while
+the first kernel runs.
 """
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code=assignment
 
 from __future__ import annotations
 
@@ -24,7 +26,6 @@ from specengine.kernels.delta.delta_nodes_triton import (
     of_length_1,
     share_written,
     silu,
-    weighted,
 )
 from specengine.kernels.delta.delta_rule_ref import NORM_EPS
 from specengine.kernels.delta.types import (
@@ -53,23 +54,33 @@ FORM = Form(64, 2)
 
 
 @triton.jit
-def _convolved(
-    mixed_ptr, conv_ptr, text_ptr, channels, is_real, is_held, C: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The convolution at a token, behind its SiLU; its inputs move on."""
+def _kept(conv_ptr, text_ptr, channels, is_real, is_held, C: tl.constexpr, WIDTH: tl.constexpr):
+    """Of some channels, what no kernel of this forward writes before: weights of the convolution,
+    and the inputs that the state has. Both begin with the latest."""
     HELD: tl.constexpr = WIDTH - 1
-    dtype = mixed_ptr.dtype.element_ty
-    raw = tl.load(mixed_ptr + channels, mask=is_real, other=0.0)
-    x = weighted(raw, conv_ptr, channels, is_real, HELD, WIDTH)
-    later = raw
+    weights = (tl.load(conv_ptr + channels * WIDTH + HELD, mask=is_real, other=0.0),)
+    held = ()
     for back in tl.static_range(1, WIDTH):
+        tap = channels * WIDTH + (HELD - back)
+        weights += (tl.load(conv_ptr + tap, mask=is_real, other=0.0),)
         place = text_ptr + (HELD - back) * C + channels
-        held = tl.load(place, mask=is_held, other=0.0)
-        x += weighted(held, conv_ptr, channels, is_real, HELD - back, WIDTH)
-        tl.debug_barrier()  # what one thread reads another may write
-        tl.store(place, later, mask=is_held)
-        later = held
-    return silu(x, dtype)
+        held += (tl.load(place, mask=is_held, other=0.0),)
+    return weights, held
+
+
+@triton.jit
+def _convolved(raw, weights, held, text_ptr, channels, is_held, C: tl.constexpr):
+    """The convolution at a token, behind its SiLU; its inputs move on. The sum's order is that of
+    verified nodes."""
+    HELD: tl.constexpr = len(held)
+    x = raw.to(tl.float32) * weights[0].to(tl.float32)
+    later = raw
+    tl.debug_barrier()  # what one thread has read another may write
+    for back in tl.static_range(HELD):
+        x += held[back].to(tl.float32) * weights[back + 1].to(tl.float32)
+        tl.store(text_ptr + (HELD - 1 - back) * C + channels, later, mask=is_held)
+        later = held[back]
+    return silu(x, raw.dtype)
 
 
 @triton.jit
@@ -105,10 +116,6 @@ def _token_kernel(
 ):
     C: tl.constexpr = 2 * G * K + M * E
     request, part = tl.program_id(0), tl.program_id(1)
-    if DEPENDENT:
-        # In this order: what starts behind this kernel reads memory that was written before it.
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.load(rows_ptr + request).to(tl.int64)
     at = tl.load(starts_ptr + request)
     text_ptr = state_inputs_ptr + row * (WIDTH - 1) * C
@@ -119,8 +126,16 @@ def _token_kernel(
     e_real, e_held = e_order < E, e_order < tl.where(row != 0, E, 0)
     if part < G:
         q_channels, k_channels = part * K + k_order, (G + part) * K + k_order
-        q = _convolved(mixed_ptr, conv_ptr, text_ptr, q_channels, k_real, k_held, C, WIDTH)
-        k = _convolved(mixed_ptr, conv_ptr, text_ptr, k_channels, k_real, k_held, C, WIDTH)
+        q_weights, q_text = _kept(conv_ptr, text_ptr, q_channels, k_real, k_held, C, WIDTH)
+        k_weights, k_text = _kept(conv_ptr, text_ptr, k_channels, k_real, k_held, C, WIDTH)
+        if DEPENDENT:
+            # In this order: what starts behind this kernel reads memory that was written before it.
+            gdc_wait()
+            gdc_launch_dependents()
+        q_raw = tl.load(mixed_ptr + q_channels, mask=k_real, other=0.0)
+        k_raw = tl.load(mixed_ptr + k_channels, mask=k_real, other=0.0)
+        q = _convolved(q_raw, q_weights, q_text, text_ptr, q_channels, k_held, C)
+        k = _convolved(k_raw, k_weights, k_text, text_ptr, k_channels, k_held, C)
         q, k = of_length_1(q, EPS) * SCALE, of_length_1(k, EPS)
         place = at * G + part
         tl.store(q_ptr + place * K + k_order, q, mask=k_real)
@@ -129,13 +144,18 @@ def _token_kernel(
     else:
         head = part - G
         channels = 2 * G * K + head * E + e_order
-        v = _convolved(mixed_ptr, conv_ptr, text_ptr, channels, e_real, e_held, C, WIDTH)
-        place = at * M + head
-        tl.store(v_ptr + place * E + e_order, v, mask=e_real)
-        dtype = mixed_ptr.dtype.element_ty
-        tl.store(writes_ptr + place, share_written(write_ptr + at * stride_write + head, dtype))
+        weights, text = _kept(conv_ptr, text_ptr, channels, e_real, e_held, C, WIDTH)
+        if DEPENDENT:
+            gdc_wait()
+            gdc_launch_dependents()
+        raw = tl.load(mixed_ptr + channels, mask=e_real, other=0.0)
+        write = share_written(write_ptr + at * stride_write + head, mixed_ptr.dtype.element_ty)
         time_ptr = decay_ptr + at * stride_decay + head
         step = log_of_decay(time_ptr, decay_log_ptr + head, time_bias_ptr + head)
+        v = _convolved(raw, weights, text, text_ptr, channels, e_held, C)
+        place = at * M + head
+        tl.store(v_ptr + place * E + e_order, v, mask=e_real)
+        tl.store(writes_ptr + place, write)
         tl.store(decays_ptr + place, tl.exp(step))
 
 

@@ -35,8 +35,10 @@ from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.linear.rounded import found_beside
 from specengine.kernels.sizes import cdiv, power_of_2
 
-# Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
+# Inputs with a scale a group are rounded where they are multiplied, without a kernel, in tiles of
+# so few rows that it takes no time.
 ROUNDS_INSIDE = True
+_ROUNDED_ROWS = 16
 
 
 @triton.jit
@@ -488,7 +490,6 @@ class _Product:
     tile: Tile
     weights: PackedExpertWeights
     chosen: Chosen
-    is_many: bool  # rows
 
     def inputs(self) -> tuple[Tensor, Tensor | None]:
         """What is multiplied, and its scales where it is rounded already."""
@@ -497,7 +498,7 @@ class _Product:
             return self.x, None
         if kept := found_beside(self.x, form):
             return kept
-        if ROUNDS_INSIDE and not self.is_many and self._rounds_by_step(form):
+        if ROUNDS_INSIDE and self.tile.rows <= _ROUNDED_ROWS and self._rounds_by_step(form):
             return self.x, None
         return quantise_rows(self.x, form)
 
@@ -563,14 +564,13 @@ def run(
     experts.experts says. x: [T, H], contiguous."""
     count, inner = chosen.ids_TK.numel(), weights.inner
     activated = torch.empty(count, inner, dtype=x.dtype, device=x.device)
-    many = not are_few(*chosen.ids_TK.shape)
-    launch = _run_many if many else _run_few
+    launch = _run_few if are_few(*chosen.ids_TK.shape) else _run_many
     tiles = tiles.held(x.element_size())
     launch(
         x,
         chosen,
-        _Product(x, weights.gate_up, weights.gate_up_bias, tiles.gate_up, weights, chosen, many),
-        _Product(activated, weights.down, weights.down_bias, tiles.down, weights, chosen, many),
+        _Product(x, weights.gate_up, weights.gate_up_bias, tiles.gate_up, weights, chosen),
+        _Product(activated, weights.down, weights.down_bias, tiles.down, weights, chosen),
         parts,
     )
 

@@ -41,6 +41,9 @@ class LogitsTile:
 
 
 _LOGITS = LogitsTile()
+# Of dozens of rows, where experts are so many that all multiprocessors have programs.
+_LOGITS_OF_DOZENS = LogitsTile(32, 32, 2)
+_DOZENS, _PROGRAMS = 48, 256
 # Of many rows of 16 bits, which programs of few experts would read again and again; of float32 it
 # would spill.
 _LOGITS_OF_MANY = LogitsTile(32, 64, 8)
@@ -194,8 +197,6 @@ def _choose_kernel(
 def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None = None) -> Chosen:
     """route.route; tile: in place of the one in force."""
     x, (rows, hidden), num_experts = x.contiguous(), x.shape, len(router.weight)
-    are_many = rows >= _MANY and x.element_size() == 2
-    tile = tile or (_LOGITS_OF_MANY if are_many else _LOGITS)
     ids = torch.empty(rows, routing.num_chosen, dtype=torch.int32, device=x.device)
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
     if not rows:
@@ -204,6 +205,7 @@ def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None =
     part_size = cdiv(cdiv(hidden, parts), _INPUTS) * _INPUTS
     parts = cdiv(hidden, part_size)
     logits = torch.empty(parts, rows, num_experts, dtype=torch.float32, device=x.device)
+    tile = tile or _logits_tile(x, num_experts, parts)
     dependent = has_dependent_launch(x)
     launch = {"launch_pdl": True} if dependent else {}
     grid = (cdiv(rows, tile.rows), cdiv(num_experts, tile.experts), parts)
@@ -251,3 +253,14 @@ def route(x: Tensor, router: Router, routing: Routing, tile: LogitsTile | None =
         **launch,
     )
     return Chosen(ids, weights)
+
+
+def _logits_tile(x: Tensor, num_experts: int, parts: int) -> LogitsTile:
+    """By the shapes alone."""
+    rows, dozens = len(x), _LOGITS_OF_DOZENS
+    if rows >= _MANY and x.element_size() == 2:
+        return _LOGITS_OF_MANY
+    programs = cdiv(rows, dozens.rows) * cdiv(num_experts, dozens.experts) * parts
+    if rows >= _DOZENS and programs >= _PROGRAMS and x.element_size() == 2:
+        return dozens
+    return _LOGITS

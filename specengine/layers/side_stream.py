@@ -30,6 +30,9 @@ import torch
 from torch import Tensor
 
 _MOST_ROWS = 256  # more fill a GPU by themselves
+# Ahead of the current stream's. Else each of the second part's kernels waits until all programs of
+# a large kernel of the first have begun, and the last of them end behind the first part.
+_PRIORITY = -1
 
 
 class _Permission(threading.local):
@@ -76,5 +79,6 @@ def both(
 @cache
 def _stream_beside(device: torch.device, stream: int) -> torch.cuda.Stream:
     """One for each stream: what runs on it must not meet kernels of another one's."""
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    made: torch.cuda.Stream
+    made = torch.cuda.Stream(device, _PRIORITY)  # type: ignore[no-untyped-call]
     return made

@@ -111,3 +111,18 @@ def test_routing_of_a_row_does_not_depend_on_others(
     few = route_triton.route(x[:rows], router, Routing(6))
     assert torch.equal(few.ids_TK, many.ids_TK[:rows])
     assert torch.equal(few.weights_TK, many.weights_TK[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_routing_among_dozens_equals_that_of_few(
+    rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dozens of rows of many experts take larger tiles."""
+    monkeypatch.setattr(route_triton, "_DOZENS", 34)
+    monkeypatch.setattr(route_triton, "_PROGRAMS", 12)
+    x, router = draw(35, 70, device, extras=False)
+    tiles = [route_triton._logits_tile(one, 70, 2) for one in (x, x[:rows])]
+    assert tiles == [route_triton._LOGITS_OF_DOZENS, route_triton._LOGITS]
+    many, few = (route_triton.route(one, router, Routing(6)) for one in (x, x[:rows]))
+    assert torch.equal(few.ids_TK, many.ids_TK[:rows])
+    assert torch.equal(few.weights_TK, many.weights_TK[:rows])

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.layers.quantization import linears
 from specengine.runner.loader import hub
 from specengine.runner.loader.builtin import BUILTIN_MODELS
 from specengine.runner.loader.hf_directory import iterate_safetensors
@@ -230,6 +231,22 @@ def test_dummy_weights_need_no_files_and_follow_the_seed(directory: Path) -> Non
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
     assert 0.015 < float(states[0].std()) < 0.025
+
+
+def test_dummy_weights_are_plain_where_the_quantisation_left_a_layer_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)  # as on a GPU
+    left_out = "model.layers.1.self_attn.qkv_proj"
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    _edit(
+        directory / "config.json",
+        quantization_config=fp8 | {"modules_to_not_convert": ["lm_head", left_out]},
+    )
+    source = resolve_model(ModelConfig(model=str(directory), load_format="dummy"))
+    model = load_model(source, find_model_class, torch.float32, CPU, packs=False)
+    products = {name: one for name, one in model.named_modules() if name.endswith("qkv_proj")}
+    assert [name for name, one in products.items() if one.is_plain] == [left_out]
 
 
 @pytest.mark.parametrize("name", [m.name for m in BUILTIN_MODELS.values() if m.is_shape])

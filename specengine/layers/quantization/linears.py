@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -138,8 +138,11 @@ def wants_dense(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def fill_linears(model: nn.Module, method: Quantization, seed: int) -> None:
-    """Random tensors of the method in place of a checkpoint's; heads stay in floating point."""
+def fill_linears(
+    model: nn.Module, method: Quantization, seed: int, left_out: Collection[str] = ()
+) -> None:
+    """Random tensors of the method in place of a checkpoint's; heads stay in floating point, and so
+    do layers whose paths are in left_out."""
     for path, module in model.named_modules():
         if isinstance(module, Experts) and module.incoming is not None:
             fill_experts(path, module, method, seed)
@@ -149,7 +152,7 @@ def fill_linears(model: nn.Module, method: Quantization, seed: int) -> None:
             for part, rows in zip(module.incoming, module.whole_sizes, strict=True):
                 part.name = type(module).__name__
                 shape = rows, module.whole_inputs
-                if _keeps_precision(module):
+                if _keeps_precision(module) or path in left_out:
                     part.tensors = {"weight": _normal(*shape, generator)}
                 else:
                     part.tensors = method.random(*shape, generator)

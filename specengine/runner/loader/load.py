@@ -67,7 +67,8 @@ def load_model(
         if source.is_dummy:
             fill_with_random(model, seed)
             if method is not None:
-                fill_linears(model, method, seed)
+                left_out = source.quantization.get("modules_to_not_convert") or ()
+                fill_linears(model, method, seed, left_out)
         else:
             scales, mover = KvScales(), mover_to(device)
             files = None if mover is None else mover.files
