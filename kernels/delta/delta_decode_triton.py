@@ -55,8 +55,9 @@ FORM = Form(64, 2)
 
 @triton.jit
 def _kept(conv_ptr, text_ptr, channels, is_real, is_held, C: tl.constexpr, WIDTH: tl.constexpr):
-    """Of some channels, what no kernel of this forward writes before: weights of the convolution,
-    and the inputs that the state has. Both begin with the latest."""
+    """Of some channels the weights of the convolution, and the inputs that the state has: what is
+    complete before this forward's first layer, and may be read before the wait. Both begin with the
+    latest."""
     HELD: tl.constexpr = WIDTH - 1
     weights = (tl.load(conv_ptr + channels * WIDTH + HELD, mask=is_real, other=0.0),)
     held = ()

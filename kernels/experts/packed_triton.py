@@ -36,7 +36,7 @@ from specengine.kernels.linear.rounded import found_beside
 from specengine.kernels.sizes import cdiv, power_of_2
 
 # Inputs with a scale a group are rounded where they are multiplied, without a kernel, in tiles of
-# so few rows that it takes no time.
+# so few rows that it takes hardly any time, though every tile of outputs does it.
 ROUNDS_INSIDE = True
 _ROUNDED_ROWS = 16
 

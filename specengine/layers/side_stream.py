@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 _MOST_ROWS = 256  # more fill a GPU by themselves
-# Ahead of the current stream's. Else each of the second part's kernels waits until all programs of
-# a large kernel of the first have begun, and the last of them end behind the first part.
+# Higher than that of streams that capture, which is 0; a graph's nodes keep it. Else each kernel of
+# the second part waits until all programs of a large kernel of the first have begun, and the second
+# part ends behind the first.
 _PRIORITY = -1
 
 

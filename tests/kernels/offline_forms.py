@@ -142,7 +142,7 @@ def experts(dtype: torch.dtype) -> Iterator[Run]:
 
     for count, hidden in ((512, 2048), (128, 2048), (32, 2880)):
         router = Router(torch.zeros(count, hidden, dtype=dtype))
-        for rows in (3, 600):
+        for rows in (3, 64, 600):
             given = torch.zeros(rows, hidden, dtype=dtype), router, Routing(4)
             yield lambda given=given: route_triton.route(*given)
 

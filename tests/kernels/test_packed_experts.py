@@ -325,6 +325,22 @@ def test_bfloat16_on_a_gpu_equals_the_reference(
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_sorted_rows_are_rounded_inside_as_before(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 experts with few rows each, in tiles of their own."""
+    weights, picked = make("fp8, blocks", 40, device), choose(70, 40, 2, device)
+    assert packed_triton.tiles_of(weights, 70, 2).down.outs == 256
+    x = inputs(70, device).bfloat16()
+    expected = experts(x, picked, weights, backend="torch").float()
+    inside = experts(x, picked, weights, backend="triton")
+    assert float((summed(inside).float() - expected).norm() / expected.norm()) < 0.02
+    monkeypatch.setattr(packed_triton, "ROUNDS_INSIDE", False)
+    assert torch.equal(experts(x, picked, weights, backend="triton"), inside)
+
+
 def test_tiles_of_float32_have_the_rows_that_registers_hold() -> None:
     """128 rows of MXFP4 by four warps are too many (test_forms_for_hopper.py)."""
     for name in EXPERT_FORMATS:

@@ -66,6 +66,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def test_the_second_stream_goes_before_streams_that_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *args: made.append(args))
+    side_stream._stream_beside.__wrapped__(torch.device("cuda:0"), 7)
+    assert made == [(torch.device("cuda:0"), -1)], "a capture's stream has 0, less is before"
+
+
 def run_both(count: int = 5, fails: bool = False) -> None:
     def first(x: Any) -> Any:
         x.run("first")
