@@ -9,7 +9,6 @@ the first kernel runs.
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-# mypy: disable-error-code=assignment
 
 from __future__ import annotations
 
@@ -63,9 +62,9 @@ def _kept(conv_ptr, text_ptr, channels, is_real, is_held, C: tl.constexpr, WIDTH
     held = ()
     for back in tl.static_range(1, WIDTH):
         tap = channels * WIDTH + (HELD - back)
-        weights += (tl.load(conv_ptr + tap, mask=is_real, other=0.0),)
+        weights += (tl.load(conv_ptr + tap, mask=is_real, other=0.0),)  # type: ignore[assignment]
         place = text_ptr + (HELD - back) * C + channels
-        held += (tl.load(place, mask=is_held, other=0.0),)
+        held += (tl.load(place, mask=is_held, other=0.0),)  # type: ignore[assignment]
     return weights, held
 
 

@@ -88,9 +88,8 @@ def sum_add_rms_norm(
     contiguous; neither is modified. Any device; Triton on CUDA, where it is one kernel that reads
     residual and weight before the kernel ahead has ended: that one must write neither, nor let this
     one start before its own wait has ended. What gives parts (cuBLAS, FP8 products, experts,
-    weigh_shared) does not. This one
-    lets the next start at once: before its wait that one may read what was complete two before.
-    into: as of rms_norm, of the first result.
+    weigh_shared) does not. This one lets the next start at once: before its wait that one may read
+    what was complete two before. into: as of rms_norm, of the first result.
     """
     if rounds := _rounds(residual, into, backend):
         from specengine.kernels.linear import norm_triton

@@ -85,9 +85,8 @@ def store_sum(
     mask = is_out[:, None] & is_row[None, :]
     is_last = True
     if SPLITS > 1:
-        share = tl.program_id(2)
+        store_part(sums, partial_ptr, outs, rows, num_outs, num_rows)
         size = num_rows.to(tl.int64) * num_outs
-        tl.store(partial_ptr + share * size + cells, sums, mask=mask)
         counter = counters_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         # Every thread's stores must be out before the count says so.
         tl.debug_barrier()

@@ -12,9 +12,9 @@ Why the branches are in order:
 - Memory of PyTorch's allocator belongs to the stream that it was allocated on. What the first part
   frees is used again behind it alone, and so is what the second part frees. x and what was
   allocated before outlive the join, as `both` returns behind it. Both parts may fill memory that
-  was allocated before, each its own piece. The second part's result is read
-  by the first stream, and is given up behind the join: its memory is used again by a later second
-  part at the earliest, which the next fork puts behind that reading.
+  was allocated before, each its own piece. The second part's result is read by the first stream,
+  and is given up behind the join: its memory is used again by a later second part at the earliest,
+  which the next fork puts behind that reading.
 - Products whose sums are split keep counters for each stream (split_sum_triton), and cuBLAS a
   workspace. The warm-up before a capture makes both: it takes the same streams.
 """

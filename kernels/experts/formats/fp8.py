@@ -139,13 +139,7 @@ _TILES = replace(
         PACKED.many[2],
         (4.0, _SORTED),
         # 512 experts of an H200, 64 and 128 rows (benchmarks/kernels/block_experts.py).
-        (
-            0.0,
-            Tiles(
-                replace(_SORTED.gate_up, outs=32, stages=5),
-                replace(_SORTED.down, outs=256),
-            ),
-        ),
+        (0.0, Tiles(replace(_SORTED.gate_up, outs=32, stages=5), replace(_SORTED.down, outs=256))),
     ),
 )
 FORMAT = ExpertFormat(Fp8Weight, _operands, _sums, tiles=_TILES)
