@@ -36,7 +36,7 @@ def experts(
     tiles (tiles.py), not on other rows.
     """
     if isinstance(weights, PackedExpertWeights) and backend == "auto":
-        few = _few(x, chosen, weights)
+        few = _few(x, chosen.ids_TK.shape[1], weights)
         if few is not None:
             return few.experts(x, chosen, weights, into=into)
     if use_triton(backend, x):
@@ -50,26 +50,31 @@ def experts(
 
 def room_for_parts(
     x: Tensor,
-    chosen: Chosen,
+    num_chosen: int,
     weights: ExpertWeights | PackedExpertWeights,
     more: int,
     *,
     backend: Backend = "auto",
 ) -> Tensor | None:
-    """float32 [P + more, T, H] for the P parts that `experts` gives of such rows, and behind them
-    for others that the norm adds up with them; None where `experts` gives the sum."""
+    """float32 [P + more, T, H] for the P parts that `experts` gives of such rows of num_chosen
+    experts each, and behind them for others that the norm adds up with them; None where `experts`
+    gives the sum."""
     count = 0
-    if isinstance(weights, PackedExpertWeights) and backend == "auto" and _few(x, chosen, weights):
-        count = chosen.ids_TK.shape[1]
+    if (
+        backend == "auto"
+        and isinstance(weights, PackedExpertWeights)
+        and _few(x, num_chosen, weights)
+    ):
+        count = num_chosen
     elif use_triton(backend, x):
         from specengine.kernels.experts import experts_triton
 
-        count = experts_triton.num_parts(x, chosen, weights)
+        count = experts_triton.num_parts(len(x), num_chosen, weights)
     size = count + more, *x.shape
     return torch.empty(size, dtype=torch.float32, device=x.device) if count else None
 
 
-def _few(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> FewRows | None:
+def _few(x: Tensor, num_chosen: int, weights: PackedExpertWeights) -> FewRows | None:
     """The format's own kernel, if it takes these rows."""
     few = weights.down.format.few
-    return few if few is not None and few.takes(x, chosen, weights) else None
+    return few if few is not None and few.takes(x, num_chosen, weights) else None

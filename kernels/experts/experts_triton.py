@@ -461,9 +461,9 @@ def experts(
     return parts if leaves_parts else _sum(parts)
 
 
-def num_parts(x: Tensor, chosen: Chosen, weights: ExpertWeights | PackedExpertWeights) -> int:
-    """How many `experts` leaves of rows [T, H] to the norm behind; 0: it gives the sum."""
-    rows, count = len(x), chosen.ids_TK.shape[1]
+def num_parts(rows: int, count: int, weights: ExpertWeights | PackedExpertWeights) -> int:
+    """How many `experts` leaves to the norm behind, of rows of `count` experts each; 0: it gives
+    the sum."""
     if not 0 < rows <= PART_ROWS:
         return 0
     if isinstance(weights, PackedExpertWeights) and are_few(rows, count):

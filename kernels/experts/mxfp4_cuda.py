@@ -106,18 +106,17 @@ def tile_for(
     return next((tile for tile in tiles if all(tile.fits(one) for one in products)), None)
 
 
-def takes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
+def takes(x: Tensor, num_chosen: int, weights: PackedExpertWeights) -> bool:
     """Whether the kernel runs here and computes these products."""
     runs = has_dependent_launch(x) and has_much_shared(x) and program.available()
-    return runs and computes(x, chosen, weights)
+    return runs and computes(x, num_chosen, weights)
 
 
-def computes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
+def computes(x: Tensor, num_chosen: int, weights: PackedExpertWeights) -> bool:
     """bfloat16, weights as they are arranged for the kernel, rows that are multiplied as they are,
     at most 16 of an expert on average, and shapes that the tile fits."""
     both = weights.gate_up, weights.down
-    num_rows, count = chosen.ids_TK.shape
-    products = _products(x.shape[1], chosen, weights)
+    products = _products(x, num_chosen, weights)
     tensors = [one for one in (weights.gate_up_bias, weights.down_bias) if one is not None]
     return (
         not weights.weighs_input
@@ -125,12 +124,12 @@ def computes(x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool:
         and all(isinstance(one.first, Mxfp4Words) and one.input is None for one in both)
         and all(one.dtype == torch.bfloat16 and one.is_contiguous() for one in (x, *tensors))
         and x.data_ptr() % 16 == 0
-        and tile_for(num_rows, count, weights.num_experts, products) is not None
+        and tile_for(len(x), num_chosen, weights.num_experts, products) is not None
     )
 
 
-def _products(hidden: int, chosen: Chosen, weights: PackedExpertWeights) -> tuple[Product, Product]:
-    (rows, count), num_experts, inner = chosen.ids_TK.shape, weights.num_experts, weights.inner
+def _products(x: Tensor, count: int, weights: PackedExpertWeights) -> tuple[Product, Product]:
+    (rows, hidden), num_experts, inner = x.shape, weights.num_experts, weights.inner
     return (
         Product(rows, count, num_experts, hidden, inner, is_down=False),
         Product(rows, count, num_experts, inner, hidden, is_down=True),
@@ -147,7 +146,7 @@ def experts(
     """What each chosen expert gives of each row, as experts.experts says: [T, H] that `takes` took
     -> float32 [K, T, H], the first of `into` if given. tile: in place of that of `tile_for`."""
     (num_rows, count), inner = chosen.ids_TK.shape, weights.inner
-    gate_up, down = products = _products(x.shape[1], chosen, weights)
+    gate_up, down = products = _products(x, count, weights)
     tile = tile or tile_for(num_rows, count, weights.num_experts, products)
     assert tile is not None, "not what `takes` allows"
     activated = torch.empty(num_rows * count, inner, dtype=x.dtype, device=x.device)

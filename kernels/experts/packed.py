@@ -50,7 +50,7 @@ class FewRows(Protocol):
     """Both products for few rows, where it takes them: x [T, H] -> float32 [K, T, H], parts as
     experts.experts says, into `into` where it is given."""
 
-    def takes(self, x: Tensor, chosen: Chosen, weights: PackedExpertWeights) -> bool: ...
+    def takes(self, x: Tensor, num_chosen: int, weights: PackedExpertWeights) -> bool: ...
 
     def experts(
         self,

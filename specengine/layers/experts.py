@@ -107,11 +107,11 @@ class Experts(Module):
             self.weighs_input,
         )
 
-    def room(self, x: Tensor, chosen: Chosen) -> Tensor | None:
+    def room(self, x: Tensor) -> Tensor | None:
         """float32 [P + 1, T, H]: for the parts and one more. None: `forward` gives the sum."""
         if self.kernels is not None:
             return None
-        return op.room_for_parts(x, chosen, self.packed or self.weights, 1)
+        return op.room_for_parts(x, self.num_chosen, self.packed or self.weights, 1)
 
     @property
     def weights(self) -> ExpertWeights:

@@ -30,10 +30,6 @@ import torch
 from torch import Tensor
 
 _MOST_ROWS = 256  # more fill a GPU by themselves
-# Higher than that of streams that capture, which is 0; a graph's nodes keep it. Else each kernel of
-# the second part waits until all programs of a large kernel of the first have begun, and the second
-# part ends behind the first.
-_PRIORITY = -1
 
 
 class _Permission(threading.local):
@@ -80,6 +76,5 @@ def both(
 @cache
 def _stream_beside(device: torch.device, stream: int) -> torch.cuda.Stream:
     """One for each stream: what runs on it must not meet kernels of another one's."""
-    made: torch.cuda.Stream
-    made = torch.cuda.Stream(device, _PRIORITY)  # type: ignore[no-untyped-call]
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return made

@@ -155,14 +155,14 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_hopper")
 def test_what_the_kernel_does_not_compute_is_refused() -> None:
     cpu = torch.device("cpu")
-    (x, chosen), weights = drawn(cpu, 1), made(cpu, "silu", True)
-    assert takes(x, chosen, weights)
-    assert not takes(x.half(), chosen, weights)
-    assert not takes(x[:, :312], chosen, weights)
-    assert not takes(x.T.contiguous().T.expand(2, -1), chosen, weights)
-    assert not takes(torch.cat([x[0, :1], x[0]])[None, 1:], chosen, weights)  # 2 bytes further
-    assert takes(*drawn(cpu, 40), weights)
-    assert not takes(*drawn(cpu, 41), weights)  # more than 16 rows an expert
+    (x, _), weights = drawn(cpu, 1), made(cpu, "silu", True)
+    assert takes(x, CHOSEN, weights)
+    assert not takes(x.half(), CHOSEN, weights)
+    assert not takes(x[:, :312], CHOSEN, weights)
+    assert not takes(x.T.contiguous().T.expand(2, -1), CHOSEN, weights)
+    assert not takes(torch.cat([x[0, :1], x[0]])[None, 1:], CHOSEN, weights)  # 2 bytes further
+    assert takes(drawn(cpu, 40)[0], CHOSEN, weights)
+    assert not takes(drawn(cpu, 41)[0], CHOSEN, weights)  # more than 16 rows an expert
     assert weights.down_bias is not None
     rounded = replace(weights.down, input=Fp8Input())
     for changed in (
@@ -172,7 +172,7 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
         replace(weights, down=rounded),
         replace(weights, gate_up=replace(weights.gate_up, first=Mxfp4Weight(x, x))),
     ):
-        assert not takes(x, chosen, changed)
+        assert not takes(x, CHOSEN, changed)
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -181,10 +181,10 @@ def test_device_that_does_not_run_the_kernel_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu = torch.device("cpu")
-    (x, chosen), weights = drawn(cpu, 1), made(cpu, "silu", False)
-    assert takes(x, chosen, weights)
+    (x, _), weights = drawn(cpu, 1), made(cpu, "silu", False)
+    assert takes(x, CHOSEN, weights)
     monkeypatch.setattr(mxfp4_cuda, name, lambda _: False)
-    assert not takes(x, chosen, weights)
+    assert not takes(x, CHOSEN, weights)
 
 
 def test_few_rows_take_the_kernel_of_the_format(
@@ -205,9 +205,9 @@ def test_columns_that_do_not_fill_half_a_chunk_are_refused(
     rows: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu = torch.device("cpu")
-    assert takes(*drawn(cpu, rows), made(cpu, "silu", False))
+    assert takes(drawn(cpu, rows)[0], CHOSEN, made(cpu, "silu", False))
     monkeypatch.setitem(globals(), name, 288)
-    assert not takes(*drawn(cpu, rows), made(cpu, "silu", False))
+    assert not takes(drawn(cpu, rows)[0], CHOSEN, made(cpu, "silu", False))
 
 
 def test_tiles_follow_the_rows() -> None:

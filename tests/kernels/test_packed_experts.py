@@ -157,7 +157,7 @@ def test_parts_fill_the_room_that_is_made_for_them(
     weights, picked, x = make("mxfp4", 5, device), choose(rows, 5, 2, device), inputs(rows, device)
     tiles = replace(packed_triton.tiles_of(weights, rows, 2), parts=2)
     monkeypatch.setattr(packed_triton, "tiles_of", lambda *_: tiles)
-    room = room_for_parts(x, picked, weights, 1, backend="triton")
+    room = room_for_parts(x, 2, weights, 1, backend="triton")
     assert room is not None
     room[-1] = 7.0
     found = experts(x, picked, weights, room, backend="triton")

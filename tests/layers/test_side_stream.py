@@ -14,7 +14,7 @@ from specengine.core.platforms.cuda import CudaPlatform
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
-from specengine.layers import side_stream
+from specengine.layers import side_stream, sparse_mlp
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.norm import RMSNorm
 from specengine.layers.quantization.linears import QuantisedLinear
@@ -64,15 +64,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found_on = found.append
     monkeypatch.setattr(Rows, "run", lambda _, name: found_on(f"{name} on {streams[-1]}"), False)
     return found
-
-
-def test_the_second_stream_goes_before_streams_that_capture(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *args: made.append(args))
-    side_stream._stream_beside.__wrapped__(torch.device("cuda:0"), 7)
-    assert made == [(torch.device("cuda:0"), -1)], "a capture's stream has 0, less is before"
 
 
 def run_both(count: int = 5, fails: bool = False) -> None:
@@ -187,12 +178,14 @@ def quantise(mlp: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("starts", ["before routing", "behind"])
 @pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("rows", [1, 64])
 def test_captured_branches_leave_bits(
-    rows: int, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, in_fp8: bool, starts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(sparse_mlp, "_SMALL", 1 << 20 if starts == "before routing" else 0)
     platform, stack = CudaPlatform(), Stack().cuda().bfloat16()
     for mlp in stack.mlps if in_fp8 else ():
         quantise(mlp)

@@ -15,7 +15,7 @@ from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear import few_row
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.layers import linear, sparse_mlp
-from specengine.layers.experts import Experts
+from specengine.layers.experts import Experts, Router
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.linear import Linear
@@ -50,7 +50,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     def halves(self: Experts, x: Tensor, chosen: Chosen, into: Tensor) -> Tensor:
         return into[:2].copy_(0.5 * plain(self, x, chosen).float())
 
-    def room(self: Experts, x: Tensor, chosen: Chosen) -> Tensor:
+    def room(self: Experts, x: Tensor) -> Tensor:
         return torch.full((3, *x.shape), torch.nan)
 
     monkeypatch.setattr(Experts, "forward", halves)
@@ -72,6 +72,28 @@ def test_parts_add_up_to_what_one_sum_gives(
     assert expected.shape == (5, HIDDEN)
     assert found.shape == (3, 5, HIDDEN)
     torch.testing.assert_close(found.sum(0), expected)
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_small_shared_expert_starts_before_rows_are_routed(
+    is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_mlp, "_SMALL", 3 * 48 * HIDDEN - (not is_small))
+    mlp, done, choose = make(True), list[str](), Router.choose
+
+    def logged(self: Router, x: Tensor) -> Chosen:
+        done.append("routed")
+        return choose(self, x)
+
+    def fork(x: Tensor, first: Any, second: Any) -> tuple[Tensor, Tensor]:
+        done.append("forked")
+        return first(x), second(x)
+
+    monkeypatch.setattr(Router, "choose", logged)
+    monkeypatch.setattr(sparse_mlp, "both", fork)
+    with torch.inference_mode():
+        mlp(torch.randn(5, HIDDEN))
+    assert done == (["forked", "routed"] if is_small else ["routed", "forked"])
 
 
 def test_a_gate_of_one_output_stays_in_floating_point_when_others_are_quantised() -> None:
