@@ -113,13 +113,14 @@ def takes(x: Tensor, num_chosen: int, weights: PackedExpertWeights) -> bool:
 
 
 def computes(x: Tensor, num_chosen: int, weights: PackedExpertWeights) -> bool:
-    """bfloat16, weights as they are arranged for the kernel, rows that are multiplied as they are,
-    at most 16 of an expert on average, and shapes that the tile fits."""
+    """Rows of bfloat16 that are multiplied as they are, at least one and at most 16 of an expert on
+    average; weights as they are arranged for the kernel, and shapes that the tile fits."""
     both = weights.gate_up, weights.down
     products = _products(x, num_chosen, weights)
     tensors = [one for one in (weights.gate_up_bias, weights.down_bias) if one is not None]
     return (
-        not weights.weighs_input
+        len(x) > 0
+        and not weights.weighs_input
         and weights.activation.name in ACTIVATIONS
         and all(isinstance(one.first, Mxfp4Words) and one.input is None for one in both)
         and all(one.dtype == torch.bfloat16 and one.is_contiguous() for one in (x, *tensors))

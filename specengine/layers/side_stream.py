@@ -16,7 +16,11 @@ Why the branches are in order:
   and is given up behind the join: its memory is used again by a later second part at the earliest,
   which the next fork puts behind that reading.
 - Products whose sums are split keep counters for each stream (split_sum_triton), and cuBLAS a
-  workspace. The warm-up before a capture makes both: it takes the same streams.
+  workspace. The warm-up before a capture makes both: it takes the same streams, which nothing else
+  in the process has, and captures are made one at a time.
+
+The second stream has no priority: with it, the kernels of a shared expert that is large go before
+those that all else waits for (`models-kernels` of benchmarks/results).
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from specengine.core.platforms.cuda_streams import capture_streams
 
 _MOST_ROWS = 256  # more fill a GPU by themselves
 
@@ -59,7 +65,7 @@ def both(
     if not (_permission.is_given and x.is_cuda and 0 < len(x) <= _MOST_ROWS):
         return first(x), second(x)
     main = torch.cuda.current_stream(x.device)
-    side = _stream_beside(x.device, main.cuda_stream)
+    side: Any = capture_streams(x.device.index).beside
     side.wait_stream(main)
     try:
         with torch.cuda.stream(side):
@@ -71,10 +77,3 @@ def both(
         raise
     main.wait_stream(side)
     return out, beside
-
-
-@cache
-def _stream_beside(device: torch.device, stream: int) -> torch.cuda.Stream:
-    """One for each stream: what runs on it must not meet kernels of another one's."""
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return made

@@ -7,7 +7,7 @@ Parameters have one name each, whatever checkpoints call them: `gate` is the rou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,10 +27,10 @@ from specengine.layers.norm import RMSNorm
 from specengine.layers.side_stream import both
 from specengine.layers.split_ops import SHARED_EXPERTS, Numbered, run_module
 
-# Weights, at most, of a shared expert that starts before rows are routed: it ends while they are.
-# A larger one would make routing slower, which the chosen experts wait for. On an H200, at 1 row: a
-# step of Qwen3-Next (3 million weights, FP8) takes 4% less so, one of DeepSeek-V2-Lite (17 million,
-# bfloat16) 1% more.
+# Weights, at most, of a shared expert that starts before rows are routed: most of it runs while
+# they are. A larger one would make routing slower, which the chosen experts wait for. On an H200 a
+# step of 1 row takes 5% less of Qwen3-Next (3 million weights, FP8) if it starts before, and 1%
+# more of DeepSeek-V2-Lite (17 million, bfloat16); nothing between was measured.
 _SMALL = 8 << 20
 
 
@@ -58,7 +58,8 @@ class SparseMLP(Numbered):
             self.experts = Experts(hidden_size, spec)
             size = spec.shared_size
             self.shared_expert = GatedMLP(hidden_size, size) if size else None
-        self.shared_is_small = 3 * size * hidden_size <= _SMALL
+        parameters = self.shared_expert.parameters() if self.shared_expert else ()
+        self.shared_is_small = sum(one.numel() for one in parameters) <= _SMALL
         self.shared_expert_gate = SharedGate(hidden_size) if spec.shared_gate else None
 
     @property
@@ -89,12 +90,8 @@ class SparseMLP(Numbered):
         if self.shared_expert is None:
             return self._chosen(x)
         room = self.experts.room(x)
-        chosen = None if self.shared_is_small else self.gate.choose(x)
-        out, share = both(
-            x,
-            lambda x: self._chosen(x, chosen, room),
-            lambda x: self._share(x, None if room is None else room[-1]),
-        )
+        place = None if room is None else room[-1]
+        out, share = self._beside_chosen(x, lambda x: self._share(x, place), room)
         if room is None:
             return out + share
         assert len(out) + 1 == len(room), "all parts that the norm adds up are filled"
@@ -114,11 +111,18 @@ class SparseMLP(Numbered):
     def _over_ranks(self, x: Tensor) -> Tensor:
         """One sum over ranks, of what the experts and the shared one give on each."""
         part = self.shared_expert and self.shared_expert.own_part
-        out, shared = both(x, self._chosen, part) if part else (self._chosen(x), None)
+        out, shared = self._beside_chosen(x, part) if part else (self._chosen(x), None)
         out = out.sum(0) if out.dim() == 3 else out
         if shared is not None:
             out = out + self._gated(x, shared)
         return self.ranks.all_reduce(out.to(x.dtype))
+
+    def _beside_chosen(
+        self, x: Tensor, shared: Callable[[Tensor], Tensor], into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `_chosen` gives, and shared(x)."""
+        chosen = None if self.shared_is_small else self.gate.choose(x)
+        return both(x, lambda x: self._chosen(x, chosen, into), shared)
 
     def _chosen(
         self, x: Tensor, chosen: Chosen | None = None, into: Tensor | None = None

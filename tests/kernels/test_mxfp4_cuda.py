@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.experts import experts_ref, mxfp4_cuda, mxfp4_row_cuda
-from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.experts import experts, room_for_parts
 from specengine.kernels.experts.formats.mxfp4 import FORMAT
 from specengine.kernels.experts.mxfp4_cuda import Tile, computes, takes, tile_for
 from specengine.kernels.experts.mxfp4_product import Product
@@ -157,6 +157,7 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
     cpu = torch.device("cpu")
     (x, _), weights = drawn(cpu, 1), made(cpu, "silu", True)
     assert takes(x, CHOSEN, weights)
+    assert not takes(x[:0], CHOSEN, weights)
     assert not takes(x.half(), CHOSEN, weights)
     assert not takes(x[:, :312], CHOSEN, weights)
     assert not takes(x.T.contiguous().T.expand(2, -1), CHOSEN, weights)
@@ -192,7 +193,14 @@ def test_few_rows_take_the_kernel_of_the_format(
 ) -> None:
     (x, chosen), weights = drawn(place, 3), made(place, "silu", False)
     monkeypatch.setattr(mxfp4_cuda, "takes", computes)
-    assert torch.equal(experts(x, chosen, weights), mxfp4_cuda.experts(x, chosen, weights))
+    expected = mxfp4_cuda.experts(x, chosen, weights)
+    assert torch.equal(experts(x, chosen, weights), expected)
+    room = room_for_parts(x, CHOSEN, weights, 1)
+    assert room is not None
+    found = experts(x, chosen, weights, room)
+    assert len(room) == len(found) + 1
+    assert found.data_ptr() == room.data_ptr()
+    assert torch.equal(found, expected)
     monkeypatch.setattr(mxfp4_cuda, "experts", lambda *_: pytest.fail("refused, but taken"))
     experts(x, chosen, replace(weights, weighs_input=True))
     experts(x, chosen, weights, backend="torch")

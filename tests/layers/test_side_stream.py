@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.platforms.cuda import CudaPlatform
+from specengine.core.platforms.cuda_streams import CaptureStreams
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
@@ -29,7 +30,7 @@ HIDDEN, INNER, BLOCK, LAYERS = 512, 256, 128, 4
 class Rows:
     """What `both` asks of rows on a GPU."""
 
-    is_cuda, device = True, "cuda:0"
+    is_cuda, device = True, torch.device("cuda:0")
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -60,7 +61,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream(streams[-1]))
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(side_stream, "_stream_beside", lambda *_: Stream("side"))
+    streams_of = {0: CaptureStreams(Stream("main"), Stream("side"))}  # type: ignore[arg-type]
+    monkeypatch.setattr(side_stream, "capture_streams", streams_of.__getitem__)
     found_on = found.append
     monkeypatch.setattr(Rows, "run", lambda _, name: found_on(f"{name} on {streams[-1]}"), False)
     return found
@@ -180,7 +182,7 @@ def quantise(mlp: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("starts", ["before routing", "behind"])
 @pytest.mark.parametrize("in_fp8", [False, True])
-@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("rows", [1, 64, 200])
 def test_captured_branches_leave_bits(
     rows: int, in_fp8: bool, starts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,7 @@ def _experts_in_parts(x: Tensor, chosen: Any, weights: Any, into: Tensor | None 
     return parts if into is None else into[:2].copy_(parts)
 
 
-def _room_for_parts(x: Tensor, chosen: Any, weights: Any, more: int) -> Tensor:
+def _room_for_parts(x: Tensor, num_chosen: int, weights: Any, more: int) -> Tensor:
     return torch.full((2 + more, *x.shape), torch.nan, dtype=torch.float32)
 
 

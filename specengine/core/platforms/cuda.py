@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from specengine.core.platform import DeviceMemory, Event, Graph, KernelSpan, Platform, Stream
+from specengine.core.platforms import cuda_streams
 from specengine.core.platforms.cuda_region import CudaRegion
 from specengine.core.region import Region
 
@@ -84,9 +84,7 @@ class CudaPlatform(Platform):
         return made
 
     def new_stream(self) -> Stream:
-        stream: Any = torch.cuda.Stream
-        made: Stream = stream()
-        return made
+        return cuda_streams.new_stream(torch.cuda.current_device())
 
     def current_stream(self) -> Stream:
         return torch.cuda.current_stream()
@@ -101,7 +99,7 @@ class CudaPlatform(Platform):
         return torch.cuda.graph_pool_handle()
 
     def capture_stream(self) -> Stream:
-        return _capture_stream(torch.cuda.current_device())
+        return cuda_streams.capture_streams(torch.cuda.current_device()).main
 
     def record(self, run: Callable[[], T], pool: Any, stream: Any) -> tuple[Graph, T]:
         """Other threads may use the device meanwhile."""
@@ -120,12 +118,3 @@ class CudaPlatform(Platform):
         from specengine.core.platforms.cuda_profile import kernel_spans
 
         return kernel_spans(run)
-
-
-@cache
-def _capture_stream(device: int) -> Stream:
-    """cuBLAS keeps a workspace of 32 MiB for every stream that it has run on: a stream for each
-    capture took a GiB."""
-    stream: Any = torch.cuda.Stream
-    made: Stream = stream(device)
-    return made
