@@ -27,10 +27,11 @@ from specengine.layers.norm import RMSNorm
 from specengine.layers.side_stream import both
 from specengine.layers.split_ops import SHARED_EXPERTS, Numbered, run_module
 
-# Weights, at most, of a shared expert that starts before rows are routed: most of it runs while
-# they are. A larger one would make routing slower, which the chosen experts wait for. On an H200 a
-# step of 1 row takes 5% less of Qwen3-Next (3 million weights, FP8) if it starts before, and 1%
-# more of DeepSeek-V2-Lite (17 million, bfloat16); nothing between was measured.
+# Weights, at most, of a shared expert that starts before rows are routed whatever its form: most of
+# it runs while they are. A larger one makes routing slower, which the chosen experts wait for: on
+# an H200 a step of 1 row takes 4% more of DeepSeek-V2-Lite and of Qwen2-57B-A14B (17 and 220
+# million). One in FP8 leaves room for routing: a step takes 4% less of Qwen3-Next (3 million), 9%
+# less of it with 13 million, 1% less of GLM-4.5-Air (17) and 1% more of DeepSeek-V3 (44).
 _SMALL = 8 << 20
 
 
@@ -121,8 +122,12 @@ class SparseMLP(Numbered):
         self, x: Tensor, shared: Callable[[Tensor], Tensor], into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """What `_chosen` gives, and shared(x)."""
-        chosen = None if self.shared_is_small else self.gate.choose(x)
+        chosen = None if self._shared_starts_first() else self.gate.choose(x)
         return both(x, lambda x: self._chosen(x, chosen, into), shared)
+
+    def _shared_starts_first(self) -> bool:
+        shared = self.shared_expert
+        return self.shared_is_small or (shared is not None and shared.takes is not None)
 
     def _chosen(
         self, x: Tensor, chosen: Chosen | None = None, into: Tensor | None = None

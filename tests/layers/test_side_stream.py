@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ from specengine.layers.side_stream import both, side_streams
 from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.capture import capture, capture_parts, capturing_on
 from tests.support.fake_platform import FakePlatform, FakeStream
+
+Branch = Callable[[Tensor], Any]
 
 HIDDEN, INNER, BLOCK, LAYERS = 512, 256, 128, 4
 
@@ -145,6 +147,14 @@ def in_blocks(weight: Tensor) -> Fp8Weight:
     return Fp8Weight(weight.to(FP8), scale, BLOCK, BLOCK, Fp8Input(group=BLOCK))
 
 
+def noted(order: list[str], name: str, run: Branch) -> Branch:
+    def run_noted(x: Tensor) -> Any:
+        order.append(name)
+        return run(x)
+
+    return run_noted
+
+
 class Stack(nn.Module):
     """Mixtures with a shared expert behind norms, as rounds run them."""
 
@@ -164,18 +174,45 @@ class Stack(nn.Module):
         return self.norms[0].add(out, stream)[0]
 
 
-def quantise(mlp: Any) -> None:
-    shared, weights = mlp.shared_expert, mlp.experts.weights
-    for one in (shared.gate_up_proj, shared.down_proj):
+def quantise_shared(mlp: Any) -> None:
+    for one in (mlp.shared_expert.gate_up_proj, mlp.shared_expert.down_proj):
         kernel = QuantisedLinear([in_blocks(one.plain)], None)
         one.use_kernel(kernel, kernel.takes)
-    made = []
+
+
+def quantise(mlp: Any) -> None:
+    quantise_shared(mlp)
+    weights, made = mlp.experts.weights, []
     for weight in (weights.gate_up, weights.down):
         each = (in_blocks(part) for part in weight)
         packed = PackedExperts.of(load_place(EXPERT_FORMATS["fp8"]), len(weight), each)
         assert packed is not None
         made.append(packed)
     mlp.experts.use_packed(*made)
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("in_fp8", [False, True])
+def test_a_large_shared_expert_waits_for_routing_unless_it_is_in_fp8(
+    is_small: bool, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse_mlp, "_SMALL", 1 << 20 if is_small else 0)
+    mlp: Any = Stack().mlps[0]
+    order = list[str]()
+    if in_fp8:
+        quantise_shared(mlp)
+    for owner, name in ((mlp.gate, "choose"), (mlp.shared_expert, "forward")):
+        monkeypatch.setattr(owner, name, noted(order, name, getattr(owner, name)))
+
+    def beside(x: Tensor, first: Branch, second: Branch) -> tuple[Tensor, Tensor]:
+        """As `both`, but for the order, which a GPU leaves open."""
+        shared = second(x)
+        return first(x), shared
+
+    monkeypatch.setattr(sparse_mlp, "both", beside)
+    mlp(torch.randn(3, HIDDEN))
+    first, then = ("forward", "choose") if is_small or in_fp8 else ("choose", "forward")
+    assert order == [first, then]
 
 
 @pytest.mark.gpu
@@ -187,7 +224,8 @@ def test_captured_branches_leave_bits(
     rows: int, in_fp8: bool, starts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(sparse_mlp, "_SMALL", 1 << 20 if starts == "before routing" else 0)
+    is_first = starts == "before routing"
+    monkeypatch.setattr(SparseMLP, "_shared_starts_first", lambda self: is_first)
     platform, stack = CudaPlatform(), Stack().cuda().bfloat16()
     for mlp in stack.mlps if in_fp8 else ():
         quantise(mlp)
