@@ -113,6 +113,23 @@ def test_rounds_need_a_name_that_comes_once() -> None:
         rounds_of(trace_of([]), [[Node("a", ""), Node("a", "")]])
 
 
+def test_two_branches_run_in_any_order() -> None:
+    """Products of a shared expert between those of routing, here or there, and beside them."""
+    routed = [(name, "verify") for name in ("_route", "_sort", "gemm", "_sum")]
+    shared = [(name, "verify") for name in ("gemm", "_act", "gemm", "_weigh")]
+    nodes = [Node(*one) for one in [*ROUND[:4], *(shared + routed) * 4, *ROUND[8:]]]
+    mixed = [one for pair in zip(shared, routed, strict=True) for one in pair]
+    other = [Node(*one) for one in [*ROUND[:4], *mixed * 4, *ROUND[8:]]]
+    events = [*replay(nodes, 0), *replay(other, 150), *replay(other, 300), *replay(nodes, 450)]
+    found = rounds_of(trace_of(events), [nodes])
+    assert [one.nodes for one in found] == [tuple(nodes)] * 4
+    device = attribute(found)
+    assert device.rounds == 3
+    assert sum(node.busy for node in device.nodes) == pytest.approx(2.0 * len(nodes))
+    assert sum(node.idle for node in device.nodes) == pytest.approx(1.0 * (len(nodes) - 1))
+    assert device.period == pytest.approx(150.0)
+
+
 def test_a_marker_in_the_middle() -> None:
     nodes = [Node("gemm", "draft"), Node("_once", "verify"), Node("gemm", "verify")]
     found = rounds_of(trace_of([*replay(nodes, 0), *replay(nodes, 20)]), [nodes])

@@ -14,7 +14,8 @@ from specengine.lab.step.timeline import Round, Trace
 
 @dataclass(frozen=True)
 class NodeTime:
-    """Microseconds. busy: not counting what overlaps the kernel before; idle: before it begins."""
+    """Microseconds. busy: not counting what overlaps kernels that began before; idle: before it
+    begins."""
 
     name: str
     part: str
@@ -71,7 +72,7 @@ def calls_of(trace: Trace, rounds: Sequence[Round]) -> dict[str, float]:
     """How often the host calls the driver, a round, between the first and the last."""
     if len(rounds) < 2:
         return {}
-    first, last = rounds[0].kernels[0].start, rounds[-1].kernels[0].start
+    first, last = rounds[0].start, rounds[-1].start
     counts = Counter(call.name for call in trace.calls if first <= call.start < last)
     return {name: count / (len(rounds) - 1) for name, count in counts.most_common()}
 
@@ -90,16 +91,17 @@ def _middle_half(rounds: list[Round]) -> list[Round]:
 
 def _length(one: Round) -> float:
     assert one.next_start is not None
-    return one.next_start - one.kernels[0].start
+    return one.next_start - one.start
 
 
 def _times(one: Round) -> list[tuple[float, float]]:
     """busy and idle of each kernel."""
-    times, reached = [], one.kernels[0].start
-    for kernel in one.kernels:
+    times, reached = [(0.0, 0.0)] * len(one.kernels), one.start
+    for place in sorted(range(len(times)), key=lambda place: one.kernels[place].start):
+        kernel = one.kernels[place]
         begun = max(kernel.start, reached)
         end = max(kernel.end, reached)
-        times.append((end - begun if kernel.end > reached else 0.0, begun - reached))
+        times[place] = (end - begun if kernel.end > reached else 0.0, begun - reached)
         reached = end
     return times
 

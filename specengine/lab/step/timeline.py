@@ -1,15 +1,15 @@
 """Which part of a round each node of its graph belongs to, and what each took.
 
-A graph has no markers of its own. But its nodes run in the order in which they were captured; so a
-round that runs eagerly, with marks around its parts and the device synchronised at each border,
-tells the parts of the nodes, and replays are cut into rounds by the first node whose name comes
-once in a round.
+A graph has no markers of its own. But its nodes run in the order in which they were captured, or
+nearly, where a layer has two branches; so a round that runs eagerly, with marks around its parts
+and the device synchronised at each border, tells the parts of the nodes, and replays are cut into
+rounds by the first node whose name comes once in a round.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
@@ -94,12 +94,16 @@ def _part_of(kernel: Span, marks: Sequence[Span]) -> str | None:
 
 @dataclass(frozen=True)
 class Round:
-    """One replay. next_start: of the round that followed with nothing but copies between; else
-    None."""
+    """One replay. kernels: as `nodes`, which may have run in another order; next_start: of the
+    round that followed with nothing but copies between; else None."""
 
     nodes: tuple[Node, ...]
     kernels: tuple[Span, ...]
     next_start: float | None
+
+    @property
+    def start(self) -> float:
+        return min(kernel.start for kernel in self.kernels)
 
 
 def rounds_of(trace: Trace, kinds: Sequence[Sequence[Node]]) -> list[Round]:
@@ -111,22 +115,28 @@ def rounds_of(trace: Trace, kinds: Sequence[Sequence[Node]]) -> list[Round]:
         places = [place for place in places if place >= 0]
         for place, following in zip(places, [*places[1:], len(trace.kernels)], strict=True):
             # A round that has a node more or less than was captured is aligned up to the next one.
-            exact = trace.kernels[place : place + len(nodes)]
-            if _names(exact) == _names(nodes):
-                found[place] = _round(trace, place, tuple(nodes))
+            exact = _in_order(trace.kernels[place : place + len(nodes)], nodes)
+            if exact is not None:
+                found[place] = Round(tuple(nodes), exact, None)
             elif place not in found:
                 chunk = trace.kernels[place:following]
                 aligned = _align(_names(chunk), nodes)
                 if aligned is not None:
-                    found[place] = _round(trace, place, aligned)
+                    found[place] = Round(aligned, tuple(chunk), None)
     return [
         replace(one, next_start=_next_start(trace, place + len(one.kernels), found))
         for place, one in sorted(found.items())
     ]
 
 
-def _round(trace: Trace, place: int, nodes: tuple[Node, ...]) -> Round:
-    return Round(nodes, tuple(trace.kernels[place : place + len(nodes)]), None)
+def _in_order(kernels: Sequence[Span], nodes: Sequence[Node]) -> tuple[Span, ...] | None:
+    """The kernels as the nodes are, those of one name as they ran; None: they are not the same."""
+    named = defaultdict[str, deque[Span]](deque)
+    for kernel in kernels:
+        named[kernel.name].append(kernel)
+    if {name: len(some) for name, some in named.items()} != Counter(_names(nodes)):
+        return None
+    return tuple(named[node.name].popleft() for node in nodes)
 
 
 def _next_start(trace: Trace, place: int, found: Mapping[int, Round]) -> float | None:
@@ -134,7 +144,7 @@ def _next_start(trace: Trace, place: int, found: Mapping[int, Round]) -> float |
         if place >= len(trace.kernels) or trace.kernels[place].name not in _COPIES:
             return None
         place += 1
-    return found[place].kernels[0].start
+    return found[place].start
 
 
 def _marker(nodes: Sequence[Node]) -> tuple[int, str]:
