@@ -114,20 +114,31 @@ def test_rounds_need_a_name_that_comes_once() -> None:
 
 
 def test_two_branches_run_in_any_order() -> None:
-    """Products of a shared expert between those of routing, here or there, and beside them."""
+    """Kernels of a shared expert before those of routing, between them, or beside them."""
     routed = [(name, "verify") for name in ("_route", "_sort", "gemm", "_sum")]
-    shared = [(name, "verify") for name in ("gemm", "_act", "gemm", "_weigh")]
-    nodes = [Node(*one) for one in [*ROUND[:4], *(shared + routed) * 4, *ROUND[8:]]]
+    shared = [(name, "verify") for name in ("_gate_up", "_act", "_down", "_weigh")]
     mixed = [one for pair in zip(shared, routed, strict=True) for one in pair]
-    other = [Node(*one) for one in [*ROUND[:4], *mixed * 4, *ROUND[8:]]]
+
+    def nodes_with(layer: list[tuple[str, str]]) -> list[Node]:
+        return [Node(*one) for one in [*ROUND[:4], *layer * 4, *ROUND[8:]]]
+
+    nodes, other = nodes_with(shared + routed), nodes_with(mixed)
     events = [*replay(nodes, 0), *replay(other, 150), *replay(other, 300), *replay(nodes, 450)]
+    lengths = {"_gate_up": 4.0, "_route": 1.0}  # the next one begins within the first
+    for one in events:
+        one["dur"] = lengths.get(one["name"], one["dur"])
     found = rounds_of(trace_of(events), [nodes])
     assert [one.nodes for one in found] == [tuple(nodes)] * 4
-    device = attribute(found)
-    assert device.rounds == 3
-    assert sum(node.busy for node in device.nodes) == pytest.approx(2.0 * len(nodes))
-    assert sum(node.idle for node in device.nodes) == pytest.approx(1.0 * (len(nodes) - 1))
+    assert [[span.name for span in one.kernels] for one in found] == [
+        [node.name for node in nodes]
+    ] * 4
+    device = attribute(found[1:3])
     assert device.period == pytest.approx(150.0)
+    busy = {node.name: node.busy for node in device.nodes}
+    assert (busy["_gate_up"], busy["_route"], busy["_act"]) == (4.0, 0.0, 2.0)
+    device = attribute(found[:1])
+    busy = {node.name: node.busy for node in device.nodes}
+    assert (busy["_gate_up"], busy["_route"], busy["_act"]) == (4.0, 1.0, 1.0)
 
 
 def test_a_marker_in_the_middle() -> None:

@@ -15,7 +15,7 @@ from specengine.core.platforms.cuda_streams import CaptureStreams
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
-from specengine.layers import side_stream, sparse_mlp
+from specengine.layers import side_stream
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.norm import RMSNorm
 from specengine.layers.quantization.linears import QuantisedLinear
@@ -24,9 +24,7 @@ from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.capture import capture, capture_parts, capturing_on
 from tests.support.fake_platform import FakePlatform, FakeStream
 
-Branch = Callable[[Tensor], Any]
-
-HIDDEN, INNER, BLOCK, LAYERS = 512, 256, 128, 4
+HIDDEN, WIDE, INNER, BLOCK, LAYERS = 512, 2048, 256, 128, 4
 
 
 class Rows:
@@ -141,28 +139,23 @@ def test_captures_on_all_multiprocessors_alone_have_branches(log: list[str]) -> 
     assert log == IN_TURN * 2
 
 
+Form = Callable[[Tensor], Fp8Weight]
+
+
 def in_blocks(weight: Tensor) -> Fp8Weight:
     rows, columns = weight.shape
     scale = torch.rand(rows // BLOCK, columns // BLOCK, device=weight.device) + 0.5
     return Fp8Weight(weight.to(FP8), scale, BLOCK, BLOCK, Fp8Input(group=BLOCK))
 
 
-def noted(order: list[str], name: str, run: Branch) -> Branch:
-    def run_noted(x: Tensor) -> Any:
-        order.append(name)
-        return run(x)
-
-    return run_noted
-
-
 class Stack(nn.Module):
     """Mixtures with a shared expert behind norms, as rounds run them."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = HIDDEN) -> None:
         super().__init__()
         spec = ExpertsSpec(32, 4, INNER, shared_size=INNER, shared_gate=True)
-        self.mlps = nn.ModuleList(SparseMLP(HIDDEN, spec) for _ in range(LAYERS))
-        self.norms = nn.ModuleList(RMSNorm(HIDDEN, 1e-6) for _ in range(LAYERS))
+        self.mlps = nn.ModuleList(SparseMLP(hidden, spec) for _ in range(LAYERS))
+        self.norms = nn.ModuleList(RMSNorm(hidden, 1e-6) for _ in range(LAYERS))
         for name, one in self.named_parameters():
             torch.nn.init.ones_(one) if "norms" in name else torch.nn.init.normal_(one, std=0.05)
 
@@ -174,62 +167,40 @@ class Stack(nn.Module):
         return self.norms[0].add(out, stream)[0]
 
 
-def quantise_shared(mlp: Any) -> None:
+def quantise_shared(mlp: Any, form: Form) -> None:
     for one in (mlp.shared_expert.gate_up_proj, mlp.shared_expert.down_proj):
-        kernel = QuantisedLinear([in_blocks(one.plain)], None)
+        kernel = QuantisedLinear([form(one.plain)], None)
         one.use_kernel(kernel, kernel.takes)
 
 
-def quantise(mlp: Any) -> None:
-    quantise_shared(mlp)
+def quantise_experts(mlp: Any, form: Form) -> None:
     weights, made = mlp.experts.weights, []
     for weight in (weights.gate_up, weights.down):
-        each = (in_blocks(part) for part in weight)
+        each = (form(part) for part in weight)
         packed = PackedExperts.of(load_place(EXPERT_FORMATS["fp8"]), len(weight), each)
         assert packed is not None
         made.append(packed)
     mlp.experts.use_packed(*made)
 
 
-@pytest.mark.parametrize("is_small", [True, False])
-@pytest.mark.parametrize("in_fp8", [False, True])
-def test_a_large_shared_expert_waits_for_routing_unless_it_is_in_fp8(
-    is_small: bool, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sparse_mlp, "_SMALL", 1 << 20 if is_small else 0)
-    mlp: Any = Stack().mlps[0]
-    order = list[str]()
-    if in_fp8:
-        quantise_shared(mlp)
-    for owner, name in ((mlp.gate, "choose"), (mlp.shared_expert, "forward")):
-        monkeypatch.setattr(owner, name, noted(order, name, getattr(owner, name)))
-
-    def beside(x: Tensor, first: Branch, second: Branch) -> tuple[Tensor, Tensor]:
-        """As `both`, but for the order, which a GPU leaves open."""
-        shared = second(x)
-        return first(x), shared
-
-    monkeypatch.setattr(sparse_mlp, "both", beside)
-    mlp(torch.randn(3, HIDDEN))
-    first, then = ("forward", "choose") if is_small or in_fp8 else ("choose", "forward")
-    assert order == [first, then]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("starts", ["before routing", "behind"])
-@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("form", [None, in_blocks, Fp8Weight.of])
 @pytest.mark.parametrize("rows", [1, 64, 200])
 def test_captured_branches_leave_bits(
-    rows: int, in_fp8: bool, starts: str, monkeypatch: pytest.MonkeyPatch
+    rows: int, form: Form | None, starts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Products of wide rows are split into sums, whose counters are of a stream."""
+    hidden = HIDDEN if form is None else WIDE
     torch.manual_seed(0)
     is_first = starts == "before routing"
     monkeypatch.setattr(SparseMLP, "_shared_starts_first", lambda self: is_first)
-    platform, stack = CudaPlatform(), Stack().cuda().bfloat16()
-    for mlp in stack.mlps if in_fp8 else ():
-        quantise(mlp)
-    given = torch.empty(rows, HIDDEN, device="cuda", dtype=torch.bfloat16).normal_()
+    platform, stack = CudaPlatform(), Stack(hidden).cuda().bfloat16()
+    for mlp in stack.mlps if form else ():
+        quantise_shared(mlp, form)
+        quantise_experts(mlp, form)
+    given = torch.empty(rows, hidden, device="cuda", dtype=torch.bfloat16).normal_()
     pool = platform.graph_pool()
     beside, found = capture(lambda: stack(given), pool, platform)
     monkeypatch.setattr(side_stream, "_MOST_ROWS", 0)

@@ -74,12 +74,17 @@ def test_parts_add_up_to_what_one_sum_gives(
     torch.testing.assert_close(found.sum(0), expected)
 
 
-@pytest.mark.parametrize("is_small", [True, False])
-def test_a_small_shared_expert_starts_before_rows_are_routed(
-    is_small: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_fp8", ["nothing", "shared expert", "experts"])
+def test_a_shared_expert_in_fp8_starts_before_rows_are_routed(
+    in_fp8: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse_mlp, "_SMALL", 3 * 48 * HIDDEN - (not is_small))
     mlp, done, choose = make(True), list[str](), Router.choose
+    assert mlp.shared_expert is not None
+    if in_fp8 == "shared expert":
+        quantise(mlp.shared_expert.gate_up_proj)
+    elif in_fp8 == "experts":
+        pairs = mlp.experts.weights.gate_up, mlp.experts.weights.down
+        mlp.experts.use_packed(*(packed_in(FORM, weight) for weight in pairs))
 
     def logged(self: Router, x: Tensor) -> Chosen:
         done.append("routed")
@@ -93,7 +98,7 @@ def test_a_small_shared_expert_starts_before_rows_are_routed(
     monkeypatch.setattr(sparse_mlp, "both", fork)
     with torch.inference_mode():
         mlp(torch.randn(5, HIDDEN))
-    assert done == (["forked", "routed"] if is_small else ["routed", "forked"])
+    assert done == (["forked", "routed"] if in_fp8 == "shared expert" else ["routed", "forked"])
 
 
 def test_a_gate_of_one_output_stays_in_floating_point_when_others_are_quantised() -> None:

@@ -156,8 +156,9 @@ def check(source: Any, architecture: str, reference: Reference, mini_runner: Any
     model = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
     _, tokens, expected = reference
     found = mini_runner(model).logits(ForwardMode.EXTEND, [tokens.tolist()])
-    # On some processors transformers' float32 is 1.4e-5 from float64 for a small Qwen3.5.
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+    # On some processors transformers' own float32 is 1.4e-5 of the largest logit from its float64
+    # (qwen3_5).
+    assert float((found - expected).abs().max() / expected.abs().max()) < 5e-5
     best = found.argmax(-1)
     assert torch.equal(best, expected.argmax(-1))
     assert torch.equal(best[len(PROMPT) - 1 : -1], tokens[len(PROMPT) :])

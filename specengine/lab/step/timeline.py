@@ -1,9 +1,9 @@
 """Which part of a round each node of its graph belongs to, and what each took.
 
-A graph has no markers of its own. But its nodes run in the order in which they were captured, or
-nearly, where a layer has two branches; so a round that runs eagerly, with marks around its parts
-and the device synchronised at each border, tells the parts of the nodes, and replays are cut into
-rounds by the first node whose name comes once in a round.
+A graph has no markers of its own. But its kernels are those of the same round run eagerly, and in
+the same order but for layers of two branches. So a round that runs eagerly, with marks around its
+parts and the device synchronised at each border, tells the parts of the kernels, and replays are
+cut into rounds by the first kernel whose name comes once in a round.
 """
 
 from __future__ import annotations
@@ -130,12 +130,13 @@ def rounds_of(trace: Trace, kinds: Sequence[Sequence[Node]]) -> list[Round]:
 
 
 def _in_order(kernels: Sequence[Span], nodes: Sequence[Node]) -> tuple[Span, ...] | None:
-    """The kernels as the nodes are, those of one name as they ran; None: they are not the same."""
+    """The kernels as the nodes are, those of one name as they ran; None: they are not the same.
+    Where both branches of a layer have kernels of one name, their times may change places."""
+    if Counter(_names(kernels)) != Counter(_names(nodes)):
+        return None
     named = defaultdict[str, deque[Span]](deque)
     for kernel in kernels:
         named[kernel.name].append(kernel)
-    if {name: len(some) for name, some in named.items()} != Counter(_names(nodes)):
-        return None
     return tuple(named[node.name].popleft() for node in nodes)
 
 
