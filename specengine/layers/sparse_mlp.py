@@ -117,11 +117,12 @@ class SparseMLP(Numbered):
         return both(x, lambda x: self._chosen(x, chosen, into), shared)
 
     def _shared_starts_first(self) -> bool:
-        """Whether the shared expert starts before rows are routed: where its own are rounded to
-        FP8. On an H200 a step of 1 row then takes 3 to 18% less of Qwen3-Next, and within 1.5% the
-        same of GLM-4.5-Air and DeepSeek-V3. In bfloat16 a small one wins nothing, and a large one
-        makes routing slower, which the chosen experts wait for: a step of DeepSeek-V2-Lite or
-        Qwen2-57B-A14B takes 1 to 6% more."""
+        """Whether the shared expert starts before rows are routed: where it rounds rows to FP8.
+
+        On an H200 a step of 1 row then takes 3 to 18% less of Qwen3-Next, and within 1.5% the same
+        of GLM-4.5-Air and DeepSeek-V3. In bfloat16 and 4 bits a small one wins nothing, and a large
+        one makes routing slower, which the chosen experts wait for: a step takes 1 to 9% more
+        (`shared-experts` of benchmarks/results)."""
         return self.shared_expert is not None and self.shared_expert.takes is not None
 
     def _chosen(
