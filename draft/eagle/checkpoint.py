@@ -78,6 +78,24 @@ class EagleCheckpoint:
         return int(self.raw.get("draft_vocab_size") or target_vocab_size)
 
     @property
+    def own_vocab_size(self) -> int | None:
+        """None where the draft can say all tokens."""
+        own, whole = self.raw.get("draft_vocab_size"), self.layer_raw.get("vocab_size")
+        return None if own in (None, whole) else int(own)
+
+    @property
+    def vocabulary(self) -> str:
+        """In words."""
+        own, whole = self.own_vocab_size, self.layer_raw.get("vocab_size", "unknown")
+        if own is None:
+            return f"vocabulary: the target's, {whole} tokens"
+        return f"vocabulary: {own} of the target's {whole} tokens, by d2t"
+
+    def owner(self, tensor: str) -> str:
+        """Whose tensor serves, in words."""
+        return "its own" if self.has(tensor) else "the target's"
+
+    @property
     def reads_last_state(self) -> bool:
         """EAGLE-3 on the target's last state, after its final norm, in place of outputs of layers
         (ModelOpt)."""

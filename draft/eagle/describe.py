@@ -20,9 +20,9 @@ def describe(checkpoint: EagleCheckpoint) -> list[str]:
     lines = [
         f"EAGLE{'-3' if is_eagle3 else ''} in the layout of "
         f"{'speculators' if is_nested else 'SGLang'}, {count} layer{'s' * (count > 1)}",
-        f"embedding: {_owner(checkpoint, 'embed_tokens.weight')}, head: "
-        f"{_owner(checkpoint, 'lm_head.weight')}",
-        _vocabulary(checkpoint),
+        f"embedding: {checkpoint.owner('embed_tokens.weight')}, head: "
+        f"{checkpoint.owner('lm_head.weight')}",
+        checkpoint.vocabulary,
     ]
     if is_eagle3:
         lines.append(_features(checkpoint))
@@ -43,26 +43,9 @@ def missing_tensors(checkpoint: EagleCheckpoint, is_eagle3: bool) -> list[str]:
         needed.append("fc.weight")
     if checkpoint.wants("fusion_bias"):
         needed.append("fc.bias")
-    if _draft_vocab_size(checkpoint) is not None:
+    if checkpoint.own_vocab_size is not None:
         needed.append("d2t")
     return [name for name in needed if not checkpoint.has(name)]
-
-
-def _owner(checkpoint: EagleCheckpoint, tensor: str) -> str:
-    return "its own" if checkpoint.has(tensor) else "the target's"
-
-
-def _draft_vocab_size(checkpoint: EagleCheckpoint) -> int | None:
-    """None where the draft can say all tokens."""
-    own, whole = checkpoint.raw.get("draft_vocab_size"), checkpoint.layer_raw.get("vocab_size")
-    return None if own in (None, whole) else int(own)
-
-
-def _vocabulary(checkpoint: EagleCheckpoint) -> str:
-    own, whole = _draft_vocab_size(checkpoint), checkpoint.layer_raw.get("vocab_size", "unknown")
-    if own is None:
-        return f"vocabulary: the target's, {whole} tokens"
-    return f"vocabulary: {own} of the target's {whole} tokens, by d2t"
 
 
 def _features(checkpoint: EagleCheckpoint) -> str:

@@ -111,6 +111,8 @@ def show(diagnosis: Diagnosis, most: int | None) -> None:
     for line in diagnosis.form:
         console.print(line, markup=False)
     console.print(table)
+    for line in diagnosis.not_judged:
+        console.print(f"not judged: {line}", markup=False)
     for check in diagnosis.checks:
         mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
         console.print(f"{mark} {check.name}: {check.measured}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine.cli.main import main
-from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import LogitsOutput
-from specengine.core.sampling import SamplingParams
-from specengine.core.spec import DraftProposal, VerifyResult
-from specengine.engine.build import build_engine, load
+from specengine.engine.build import load
 from specengine.engine.phases import Phases
 from specengine.lab.doctor.checks import check_coverage, check_features, check_tokenizer
 from specengine.lab.doctor.diagnose import Examination, diagnose
-from specengine.lab.doctor.draft_rows import LEVELS, Judgement
+from specengine.lab.doctor.draft_rows import Judgement
 from specengine.lab.doctor.examined_drafter import find_algorithm, read_drafter
 from specengine.lab.doctor.features import compare_features
-from specengine.lab.doctor.hypothesis import Trial
 from specengine.lab.doctor.prompts import MOST, prompts_of
 from specengine.lab.doctor.report import Diagnosis
 from specengine.lab.doctor.scores import gain, score
-from specengine.lab.doctor.target_rows import TargetForward, TargetRows
+from specengine.lab.doctor.target_rows import TargetForward
 from specengine.lab.doctor.texts import write_texts
-from specengine.lab.doctor.trial_runner import TrialRunner
-from specengine.runner.loader.loaded_model import LoadedModel
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.mtp_reading import add_mtp
 from tests.lab import doctor_world as world
+from tests.lab.doctor_rounds import compared_rounds
 
 PROMPTS = ["abcabcab", "the end", "0123", "x y z"]
 
@@ -47,34 +41,6 @@ def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return checkpoints.almost_bigram(folder, small_models["llama"], 0.03)
 
 
-@dataclass
-class Rounds:
-    """Accepted drafts by prompt and by the root's place in the text."""
-
-    accepted: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def record(
-        self,
-        batch: ScheduleBatch,
-        proposal: DraftProposal,
-        output: LogitsOutput,
-        result: VerifyResult,
-    ) -> None:
-        for req, accepted in zip(batch.reqs, result.num_accepted, strict=True):
-            self.accepted[int(req.rid.split("#")[0]), req.seq_len - 1] = accepted
-
-
-def judged(config: Any, loaded: LoadedModel, draft: Path) -> tuple[Judgement, list[TargetRows]]:
-    algorithm = config.spec.algorithm
-    drafter = read_drafter(algorithm, loaded, str(draft))
-    prompts = [list(loaded.tokenizer(one).input_ids) for one in PROMPTS]
-    forward = TargetForward(loaded, 100)
-    rows = [forward.rows(text) for text in write_texts(loaded, prompts, 40)]
-    found = TrialRunner(drafter, lambda name: rows).run(Trial(drafter.files))
-    assert isinstance(found, Judgement)
-    return found, rows
-
-
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "EAGLE", "MTP", "STANDALONE"])
 def test_acceptance_is_the_engines(algorithm: str, target: Path, tmp_path: Path) -> None:
     """Round by round: what a chain has accepted after a root is what its row says."""
@@ -84,26 +50,7 @@ def test_acceptance_is_the_engines(algorithm: str, target: Path, tmp_path: Path)
         "MTP": lambda: mtp(tmp_path / "draft", target),
         "STANDALONE": lambda: target,
     }[algorithm]()
-    config = world.config_of(target, draft)
-    spec = replace(config.spec, algorithm=algorithm, num_steps=LEVELS)
-    loaded = load(replace(config, spec=spec), Phases())
-    found, rows = judged(loaded.config, loaded, draft)
-    engine, rounds = build_engine(loaded.config, loaded), Rounds()
-    engine.host_round.recorders.append(rounds)
-    for one in rows:
-        prompt = one.text.token_ids[: one.text.prompt_len]
-        engine.add_request(str(one.text.prompt), prompt, SamplingParams(40, temperature=0.0))
-    while engine.has_work:
-        engine.step()
-    by_row = iter(zip(found.prompts.tolist(), found.accepted.tolist(), strict=True))
-    compared = []
-    for one in rows:
-        for root in range(one.text.prompt_len, len(one.tokens) - LEVELS - 1):
-            prompt, accepted = next(by_row)
-            assert prompt == one.text.prompt
-            if (prompt, root) in rounds.accepted:
-                compared.append((accepted, rounds.accepted[prompt, root]))
-    assert next(by_row, None) is None
+    compared = compared_rounds(target, draft, algorithm, PROMPTS)
     assert len(compared) > 20
     assert [ours for ours, _ in compared] == [theirs for _, theirs in compared]
     assert algorithm == "MTP" or sum(ours for ours, _ in compared) > 10
@@ -233,7 +180,9 @@ def test_mtp(small_models: dict[str, Path], tmp_path: Path) -> None:
         tensors[root + "eh_proj.weight"] = torch.cat([eye, torch.zeros(size, size)], dim=1)
 
     edited(draft, passes_on)
-    assert examine(target, draft).status == "healthy"
+    found = examine(target, draft)
+    assert found.status == "healthy"
+    assert found.form[0] == "MTP in the form of DeepSeek-V3, 1 layer"
     edited(draft, swap_columns(root + "eh_proj.weight"))
     [cause] = examine(target, draft).causes
     assert cause.suspect == "concatenation"
@@ -244,7 +193,10 @@ def test_standalone(small_models: dict[str, Path], tmp_path: Path) -> None:
     """A copy of the target, whose rows of q and k lie as GGUF files keep them."""
     target = small_models["llama"]
     draft = checkpoints.almost_bigram(tmp_path / "draft", target, 1.0)
-    assert examine(target, draft).status == "healthy"
+    found = examine(target, draft)
+    assert found.status == "healthy"
+    [form] = found.form
+    assert form.startswith("a whole model: LlamaForCausalLM, layers 3, hidden_size 64")
 
     def in_pairs(tensors: Any) -> None:
         for name, rows in tensors.items():

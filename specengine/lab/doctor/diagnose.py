@@ -87,6 +87,7 @@ def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
         checks=checks,
         written=written,
         form=drafter.form,
+        not_judged=drafter.not_judged,
     )
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specengine.core.errors import ConfigError
+from specengine.draft.dflash.describe import is_dflash
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
-from specengine.draft.eagle.describe import describe
 from specengine.draft.eagle.layer import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import FORMS, MtpLayerName
 from specengine.engine.factories import check_algorithm, drafters_with_models
+from specengine.lab.doctor.block_rows import unjudged_drafts
 from specengine.lab.doctor.files import DraftFiles
+from specengine.lab.doctor.forms import describe
 from specengine.runner.loader.hf_directory import read_tensor_shapes
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -53,9 +55,19 @@ class ExaminedDrafter:
     @property
     def form(self) -> list[str]:
         """What its files are, a line a fact."""
-        if self.algorithm not in ("EAGLE", "EAGLE3"):
-            return []
-        return describe(EagleCheckpoint.read(str(self.files.directory)))
+        return describe(self.algorithm, self.files, self.hidden_size)
+
+    @property
+    def not_judged(self) -> list[str]:
+        """What serving runs of it and no trial does, a line a fact."""
+        num_steps = self.loaded.config.spec.num_steps
+        if self.algorithm == "DFLASH" and num_steps is not None:
+            return unjudged_drafts(num_steps)
+        return []
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.loaded.source.hf_config.hidden_size)
 
     @property
     def num_layers(self) -> int:
@@ -72,7 +84,8 @@ class ExaminedDrafter:
 
 
 def find_algorithm(draft: str, asked: str | None) -> str:
-    """The algorithm of these files, by their tensors. Raises ConfigError or ModelLoadError."""
+    """The algorithm of these files, by their tensors and, for DFLASH, fields of config.json too.
+    Raises ConfigError or ModelLoadError."""
     if asked is not None:
         if (name := check_algorithm(asked)) not in drafters_with_models():
             raise ConfigError(
@@ -80,10 +93,13 @@ def find_algorithm(draft: str, asked: str | None) -> str:
                 f"examine; {', '.join(drafters_with_models())} have one"
             )
         return name
-    names = list(read_tensor_shapes(draft_directory(draft)))
+    directory = draft_directory(draft)
+    names = list(read_tensor_shapes(directory))
     parameters = {parameter_name(name) for name in names}
     if "layers.0.hidden_norm.weight" in parameters:
         return "EAGLE3"
+    if is_dflash(EagleCheckpoint.read(str(directory))):  # which has fc.weight as EAGLE does
+        return "DFLASH"
     if "fc.weight" in parameters:
         return "EAGLE"
     return "MTP" if any(form.layer_ids(names) for form in FORMS) else "STANDALONE"
@@ -116,7 +132,9 @@ def _parts(algorithm: str, files: DraftFiles) -> DrafterParts:
         return DrafterParts(joined, norms, (attention,))
     if algorithm == "EAGLE":
         return DrafterParts(("fc.weight",), (), (attention,))
-    names = [name for name in files.tensors if name.endswith("q_proj.weight")]
+    # Layers alone have attention: all of DFlash's, and all of a whole model's.
+    parameters = map(files.parameter, files.tensors)
+    names = [name for name in parameters if name.endswith("q_proj.weight")]
     return DrafterParts(attention=tuple(name.removesuffix("q_proj.weight") for name in names))
 
 

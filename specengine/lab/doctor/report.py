@@ -18,7 +18,8 @@ EXIT_CODES: dict[Status, int] = {"healthy": 0, "cause found": 1, "no cause found
 @dataclass(frozen=True)
 class Diagnosis:
     """before, after: as configured, and without the causes. refusal: why the engine does not load
-    the draft as it is. written: directory of the fixed draft. form: what the draft's files are."""
+    the draft as it is. written: directory of the fixed draft. form: what the draft's files are.
+    not_judged: what serving runs of the draft and no trial does."""
 
     target: str
     draft: str
@@ -32,6 +33,7 @@ class Diagnosis:
     checks: list[Check]
     written: str | None
     form: list[str] = field(default_factory=list)
+    not_judged: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Check]:

@@ -11,6 +11,7 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import LoadedDraft
 from specengine.engine.draft_build import load_draft
 from specengine.engine.phases import Phases
+from specengine.lab.doctor.block_rows import BlockJudge, masks_judged
 from specengine.lab.doctor.draft_rows import (
     FeatureJudge,
     Judge,
@@ -75,6 +76,10 @@ class TrialRunner:
             return draft
         loaded = self.drafter.loaded
         backend = make_attention_backend(loaded.config.model.attention_backend, loaded.device)
+        if self.drafter.algorithm == "DFLASH":
+            num_steps = loaded.config.spec.num_steps
+            assert num_steps is not None, "resolved"
+            return BlockJudge(draft, loaded.device, backend, masks_judged(num_steps))
         judge = FeatureJudge if self.drafter.has_features else ModelJudge
         return judge(draft, loaded.device, backend)
 

@@ -14,6 +14,9 @@ _RULE = "row i takes feature i and token i + 1, stands at position i and learns 
 def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
     if not drafter.has_features:
         return
+    if drafter.algorithm == "DFLASH":
+        yield from _of_blocks(trial)
+        return
     for token, label, claim in (
         (-1, 0, "rows took the current token, and not the next one"),
         (-1, -1, "rows took the current token and learnt the next one, which is known by then"),
@@ -42,3 +45,20 @@ def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
             "train again on the states after the target's final norm, which its head reads",
             view=replace(trial.view, before_norm=True),
         )
+
+
+def _of_blocks(trial: Trial) -> Iterator[Hypothesis]:
+    """Rows of a block take no token but the root and masks."""
+    yield Hypothesis(
+        "token shift",
+        "in training, rows of a block learnt the token after their own place",
+        "train again: row i of a block stands i steps behind its root, and learns the token there",
+        view=replace(trial.view, label_shift=1),
+        other_tokens=True,
+    )
+    yield Hypothesis(
+        "positions",
+        "in training, all rows of a block stood at its root's position",
+        "train again: row i of a block stands i positions behind its root",
+        view=replace(trial.view, position_step=0),
+    )
