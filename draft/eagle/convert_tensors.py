@@ -13,6 +13,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.convert_config import Eagle3Config
 from specengine.draft.eagle.layer import parameter_name
 from specengine.runner.loader.hf_directory import iterate_safetensors
+from specengine.runner.loader.language_part import language_name
 
 _LAYER = "layers.0."
 _KNOWN = re.compile(
@@ -67,10 +68,12 @@ def check_tensors(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str
 
 
 def target_head(directory: Path, config: Eagle3Config) -> Tensor:
-    """[vocab_size, H], the output projection of a target, which may be its embedding. Raises
-    ModelLoadError where it does not fit the draft."""
+    """[vocab_size, H], the output projection of a target, which may be its embedding, and may be of
+    the language part of a multimodal model. Raises ModelLoadError where it does not fit the
+    draft."""
     wanted = ("lm_head.weight", "model.embed_tokens.weight")
-    found = {name: one for name, one in iterate_safetensors(directory) if name in wanted}
+    named = ((language_name(name), one) for name, one in iterate_safetensors(directory))
+    found = {name: one for name, one in named if name in wanted}
     head = found.get(wanted[0], found.get(wanted[1]))
     size = [config.vocab_size, int(config.layer["hidden_size"])]
     if head is None or list(head.shape) != size:

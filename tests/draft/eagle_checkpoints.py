@@ -20,7 +20,8 @@ FEATURE_LAYERS = (0, 1, 2)
 
 
 def config_of(target: Path, **extra: Any) -> dict[str, Any]:
-    of_target = json.loads((target / "config.json").read_text())
+    whole = json.loads((target / "config.json").read_text())
+    of_target = whole.get("text_config", whole)
     return {
         "model_type": "llama",
         "hidden_size": of_target["hidden_size"],

@@ -204,6 +204,32 @@ def test_rows_of_the_targets_head_become_its_own(target: Path, tmp_path: Path) -
     assert torch.equal(tensors["lm_head.weight"], of_target["lm_head.weight"][ids])
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("lm_head.weight", "language_model.lm_head.weight"),
+        ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight"),
+        ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight"),
+    ],
+)
+def test_rows_of_a_language_part_s_head_become_a_draft_s_own(
+    name: str, published: str, target: Path, tmp_path: Path
+) -> None:
+    """Of a multimodal target, whose head may be its embedding."""
+    draft, whole = checkpoints.eagle3(tmp_path / "a", target), tmp_path / "whole"
+    edited(draft, tensors=lambda named: named.pop("lm_head.weight"))
+    head = load_file(target / "model.safetensors")[name]
+    whole.mkdir()
+    sees = {"vision_tower.embed_tokens.weight": torch.zeros_like(head)}
+    save_file({published: head} | sees, whole / "model.safetensors")
+    (whole / "config.json").write_text((target / "config.json").read_text())
+    args = [str(draft), str(tmp_path / "b"), "--target", "org/target", "--head-from", str(whole)]
+    assert main(["convert", *args]) == 0
+    tensors = read(tmp_path / "b")[1]
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    assert torch.equal(tensors["lm_head.weight"], head[ids])
+
+
 def test_the_destination_is_not_overwritten(target: Path, tmp_path: Path) -> None:
     source = str(checkpoints.eagle3(tmp_path / "a", target))
     there = tmp_path / "b"

@@ -3,6 +3,7 @@ be, loaded, and drafting without a change to the output."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ from specengine.cli.main import main
 from specengine.core.errors import ModelLoadError
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.support.families import save_small_model
+from tests.test_layering import ROOT, sources
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 PROMPT = [5, 9, 4, 77, 31, 8]
@@ -217,14 +219,76 @@ def test_pickled_file_of_something_else_is_refused_and_nothing_runs(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft"]
 
 
-def test_nothing_but_the_conversion_unpickles_checkpoints() -> None:
-    """`torch.load` and `pickle.load` stand in one file of those that read checkpoints."""
-    root = Path(__file__).parents[2]
-    rooms = ("draft/eagle", "draft/mtp", "draft/standalone", "target", "specengine/runner/loader")
-    found = {
-        str(path.relative_to(root))
-        for room in rooms
-        for path in (root / room).rglob("*.py")
-        if re.search(r"\b(torch|pickle)\.loads?\(", path.read_text(encoding="utf-8"))
+UNPICKLES = re.compile(
+    r"(torch(\.\w+)*|_?pickle|marshal|dill|cloudpickle|joblib)\.(load|loads|Unpickler)"
+    r"|shelve\.open|pandas\.read_pickle"
+)
+READS = {"load", "loads", "Unpickler", "open", "read_pickle"}
+TENSORS_ALONE = "torch.load(..., weights_only=True)"
+
+
+def unpickling(code: str) -> list[str]:
+    """Each use of what reads pickled files: TENSORS_ALONE, or the source of any other."""
+    nodes = list(ast.walk(ast.parse(code)))
+    meant: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            meant |= {one.asname: one.name for one in node.names if one.asname}
+        elif isinstance(node, ast.ImportFrom):
+            meant |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    tensors_alone = {
+        id(node.func)
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and any(ast.unparse(given) == "weights_only=True" for given in node.keywords)
     }
-    assert found == {"draft/eagle/convert_pickled.py"}
+    found = []
+    for node in nodes:
+        last = getattr(node, "attr", None) or getattr(node, "id", None)
+        if last in READS or last in meant:
+            first, dot, rest = ast.unparse(node).partition(".")
+            name = meant.get(first, first) + dot + rest
+            if UNPICKLES.fullmatch(name):
+                is_safe = name == "torch.load" and id(node) in tensors_alone
+                found.append(TENSORS_ALONE if is_safe else name)
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found += [] if ast.unparse(node) == "allow_pickle=False" else [ast.unparse(node)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("torch.load(path, weights_only=True)", TENSORS_ALONE),
+        ("torch.load(path)", "torch.load"),
+        ("torch.load(path, weights_only=not trusted)", "torch.load"),
+        ("from torch import load as read\nread(path)", "torch.load"),
+        ("import pickle as p\nmade = p.Unpickler(file).load()", "pickle.Unpickler"),
+        ("read = pickle.loads", "pickle.loads"),
+        ("torch.jit.load(path, weights_only=True)", "torch.jit.load"),
+        ("numpy.load(path, allow_pickle=True)", "allow_pickle=True"),
+    ],
+)
+def test_each_way_to_unpickle_is_found(code: str, found: str) -> None:
+    assert unpickling(code) == [found]
+
+
+def test_checkpoints_are_unpickled_by_three_files_that_make_tensors_alone() -> None:
+    """Of all of specengine: a converter, the token maps of FR-Spec, and what training saved. A
+    fourth reads the code that this machine compiled from a cache of its own."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sources()}
+    assert len({path.relative_to(ROOT).parts[0] for path in texts}) == 4
+    words = re.compile(r"\b(loads?|Unpickler|read_pickle|shelve|allow_pickle)\b")
+    found = {
+        str(path.relative_to(ROOT)): uses
+        for path, text in texts.items()
+        if words.search(text) and (uses := unpickling(text))
+    }
+    assert found == {
+        "draft/eagle/convert_pickled.py": [TENSORS_ALONE],
+        "draft/token_map.py": [TENSORS_ALONE],
+        "draft/train/checkpoint.py": [TENSORS_ALONE],
+        "specengine/runner/piecewise/adaptors.py": [
+            "torch._inductor.standalone_compile.CompiledArtifact.load"
+        ],
+    }

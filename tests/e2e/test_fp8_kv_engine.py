@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLimits
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from specengine.runner.model_runner import ModelRunner
 from tests.draft import eagle_checkpoints
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
@@ -22,6 +25,11 @@ SPECS = {
     "chain": SpecConfig(**NGRAM, num_draft_tokens=6),
     "tree": SpecConfig(**NGRAM, num_draft_tokens=10, ngram_branches=3),
 }
+REPEATED = {name: replace(one, ngram_shared_corpus=True) for name, one in SPECS.items()}
+CHUNKS: dict[str, Any] = {"chunked_prefill_size": 16}
+MIXED = CHUNKS | {"enable_mixed_chunk": True}
+# Windows; windows and sinks; latent attention; recurrent layers between.
+WAYS = ("gemma3", "gptoss", "deepseekv2", "qwen3next")
 
 
 def make(folder: Path, **flags: Any) -> LLM:
@@ -61,6 +69,32 @@ def test_drafts_change_no_token(shape: str, family: str, small_models: dict[str,
     assert greedy(make(small_models[family], spec=SPECS[shape], chunked_prefill_size=16)) == plain
 
 
+@pytest.mark.parametrize("family", WAYS)
+def test_drafts_change_no_token_of_windows_latents_and_recurrent_layers(
+    family: str, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts whole, in chunks, and in chunks beside requests that decode. What was said before is
+    drafted, and so accepted, the second time."""
+    modes: set[ForwardMode] = set()
+    run = ModelRunner.forward
+
+    def forward(runner: ModelRunner, batch: Any, *given: Any, **named: Any) -> Any:
+        modes.add(batch.forward_mode)
+        return run(runner, batch, *given, **named)
+
+    plain = make(small_models[family])
+    expected = greedy(plain)
+    pool = plain.engine.parts.worker.runner.pools.token_to_kv_pool
+    kept = [pool.get_kv_buffer(layer) for layer in pool.shape.kept_layers]
+    assert {one.dtype for pair in kept for one in pair} == {torch.float8_e4m3fn}
+    monkeypatch.setattr(ModelRunner, "forward", forward)
+    for shape, flags in [("chain", {}), ("chain", CHUNKS), ("chain", MIXED), ("tree", MIXED)]:
+        llm = make(small_models[family], spec=REPEATED[shape], **flags)
+        assert [greedy(llm), greedy(llm)] == [expected, expected]
+        assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 20
+        assert (ForwardMode.MIXED in modes) is (flags is MIXED)
+
+
 def test_eagle3_drafts_change_no_token(scaled: Path, tmp_path: Path) -> None:
     draft = eagle_checkpoints.eagle3(tmp_path / "draft", scaled)
     spec = SpecConfig(algorithm="EAGLE3", num_steps=3, draft_model_path=str(draft), adaptive=False)
@@ -94,6 +128,23 @@ def test_fp8_differs_from_float_by_its_rounding_alone(scaled: Path) -> None:
         ours, theirs = one.completions[0].logprobs[0], other.completions[0].logprobs[0]
         assert ours.logprob != theirs.logprob
         assert abs(ours.logprob - theirs.logprob) < 0.5
+
+
+@pytest.mark.parametrize("family", WAYS)
+def test_first_token_of_other_attention_differs_from_float_by_rounding_alone(
+    family: str, small_models: dict[str, Path]
+) -> None:
+    assert 0 < distance_of_first_tokens(small_models[family]) < 0.2
+
+
+def distance_of_first_tokens(folder: Path) -> float:
+    """Of logprobs with and without FP8, the largest."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
+    found, expected = (
+        [one.completions[0].logprobs[0].logprob for one in llm.generate(PROMPTS, params)]
+        for llm in (make(folder), make(folder, kv_cache_dtype="auto"))
+    )
+    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
 
 
 def test_more_than_one_scale_is_refused(scaled: Path, tmp_path: Path) -> None:

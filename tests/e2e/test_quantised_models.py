@@ -26,6 +26,7 @@ from specengine.target.registry import find_model_class
 from tests.draft import eagle_checkpoints
 from tests.support.families import reference_model, save_small_model
 from tests.support.quantised import FORMATS, Pair, edit_config, quantise_model
+from tests.support.quantised_models import PROMPT
 from tests.target.conftest import MiniRunner
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
@@ -44,6 +45,8 @@ ROUNDED: dict[str, int | float] = {
     "compressed fp8 blocks": 32,
     "modelopt": STATIC,
     "modelopt in its own file": STATIC,
+    "modelopt rows": 0,
+    "modelopt rows in its own file": 0,
 }
 
 
@@ -142,6 +145,27 @@ def test_logprobs_are_those_of_a_dense_model_with_rounded_inputs(
         )
 
     assert distance(ROUNDED[name]) < 0.05 * distance(None)
+
+
+@pytest.mark.parametrize("name", ["modelopt blocks", "modelopt blocks in its own file"])
+def test_blocks_of_modelopt_have_a_scale_each_and_round_no_input(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of 2 x 2, 3 x 2 and 2 x 3 blocks, as on a GPU, in PyTorch."""
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
+    plain = save_small_model("llama", tmp_path / "plain", 5, **sizes)
+    pair = quantise_model(plain, tmp_path, FORMATS[name])
+    model = load(pair.quantised)
+    scales = {
+        path: one.kernel.parts[0].scale for path, one in model.named_modules() if is_kernel(one)
+    }
+    assert scales["model.layers.1.mlp.down_proj"].shape == (2, 3)
+    assert len(scales["model.layers.1.mlp.down_proj"].unique()) == 6
+    found, expected = (
+        MiniRunner(one).logits(ForwardMode.EXTEND, [PROMPT]) for one in (model, load(pair.dense))
+    )
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
 def alternatives(place: TokenLogprob) -> list[tuple[int, float]]:
@@ -334,8 +358,11 @@ def test_a_layer_without_tensors_is_named(pairs: dict[str, Pair], tmp_path: Path
         load(tmp_path)
 
 
-def test_the_configuration_may_stand_in_a_file_of_its_own(pairs: dict[str, Pair]) -> None:
-    folder = pairs["modelopt in its own file"].quantised
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.endswith("its own file")])
+def test_the_configuration_may_stand_in_a_file_of_its_own(
+    name: str, pairs: dict[str, Pair]
+) -> None:
+    folder = pairs[name].quantised
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     source = resolve_model(ModelConfig(model=str(folder)))
     assert source.quantization["quant_method"] == "modelopt"

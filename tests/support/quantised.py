@@ -53,6 +53,19 @@ def fp8(weight: Tensor, block: tuple[int, int], name: str, static: str | None) -
     return Packed(tensors | ({} if static is None else {static: torch.tensor(0.7)}), dense)
 
 
+def fp8_rows_of_modelopt(weight: Tensor) -> Packed:
+    """FP8_PER_CHANNEL_PER_TOKEN: a scale a row, [N]."""
+    made = fp8(weight, (1, 0), "weight_scale", None)
+    return Packed(made.tensors | {"weight_scale": made.tensors["weight_scale"][:, 0]}, made.dense)
+
+
+def fp8_blocks_of_modelopt(weight: Tensor) -> Packed:
+    """FP8_PB_WO: a scale a block of 128 x 128, [N / 128, 1, K / 128, 1]."""
+    made = fp8(weight, (128, 128), "weight_scale", None)
+    scale = made.tensors["weight_scale"][:, None, :, None]
+    return Packed(made.tensors | {"weight_scale": scale}, made.dense)
+
+
 def words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """[n, m] -> int32 [n, m * bits / 32]: order[i] is the column of a word that lies at i."""
     count = 32 // bits
@@ -162,6 +175,12 @@ def _float(strategy: str, **more: Any) -> dict[str, Any]:
     return {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, **more}
 
 
+def _modelopt(algorithm: str) -> dict[str, Any]:
+    """hf_quant_config.json."""
+    stated = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    return {"producer": {"name": "modelopt"}, "quantization": stated}
+
+
 def _int(bits: int, size: int | None, **more: Any) -> dict[str, Any]:
     kind = {"strategy": "group", "group_size": size} if size else {"strategy": "channel"}
     return {"num_bits": bits, "type": "int", "symmetric": True, **kind, **more}
@@ -172,7 +191,7 @@ _TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
-_MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+_MODELOPT = {"quant_method": "modelopt", "ignore": ["lm_head"]}
 _ROWS, _ALL = (1, 0), (0, 0)
 
 FORMATS: dict[str, Format] = {
@@ -202,13 +221,26 @@ FORMATS: dict[str, Format] = {
         lambda w: fp8(w, (32, 32), "weight_scale", None),
     ),
     "modelopt": Format(
-        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        _MODELOPT | {"quant_algo": "FP8"},
         lambda w: fp8(w, _ALL, "weight_scale", "input_scale"),
     ),
     "modelopt in its own file": Format(
-        _MODELOPT,
+        _modelopt("FP8"),
         lambda w: fp8(w, _ALL, "weight_scale", "input_scale"),
         "hf_quant_config.json",
+    ),
+    "modelopt rows": Format(
+        _MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        fp8_rows_of_modelopt,
+    ),
+    "modelopt rows in its own file": Format(
+        _modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        fp8_rows_of_modelopt,
+        "hf_quant_config.json",
+    ),
+    "modelopt blocks": Format(_MODELOPT | {"quant_algo": "FP8_PB_WO"}, fp8_blocks_of_modelopt),
+    "modelopt blocks in its own file": Format(
+        _modelopt("FP8_PB_WO"), fp8_blocks_of_modelopt, "hf_quant_config.json"
     ),
     "awq": Format(_AWQ, lambda w: awq(w, 32)),
     "gptq": Format(_GPTQ, lambda w: gptq(w, 4, 32, True, False, 1)),

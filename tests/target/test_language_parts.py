@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
@@ -20,6 +21,8 @@ from specengine.runner.loader.language_part import language_config
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
+from tests.conftest import save_tokenizer
+from tests.draft import eagle_checkpoints
 
 PROMPT = [(7 * i * i + 3 * i) % 300 + 10 for i in range(70)]
 SIZES: dict[str, Any] = {
@@ -132,17 +135,22 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(params=list(CASES))
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    name, _, text, vision = CASES[request.param]
+    return save_whole(request.param, tmp_path)
+
+
+def save_whole(model_type: str, folder: Path, **fields: Any) -> Path:
+    """A small random multimodal model; fields: of its text, in place of those in CASES."""
+    name, _, text, vision = CASES[model_type]
     torch.manual_seed(3)
     model_class = getattr(transformers, name)
-    text_config = {**SIZES, **text}
+    text_config = {**SIZES, **text, **fields}
     config = model_class.config_class(text_config=text_config, vision_config=vision)
     model = model_class(config).eval().float()
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data += torch.randn_like(parameter) * 0.2
-    model.save_pretrained(tmp_path)
-    return tmp_path
+    model.save_pretrained(folder)
+    return folder
 
 
 def logits_of(folder: Path, mini_runner: Any) -> Tensor:
@@ -179,6 +187,36 @@ def as_published(model_type: str, name: str, tensor: Tensor) -> Tensor:
     """Qwen3-VL's experts have a row an input."""
     is_turned = model_type == "qwen3_vl_moe" and ".experts." in name
     return tensor.transpose(1, 2).contiguous() if is_turned else tensor
+
+
+# Windows; positions of three kinds; chunks of attention and experts; recurrent layers.
+DRAFTED: dict[str, dict[str, Any]] = {
+    "gemma3": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "qwen2_5_vl": {},
+    "llama4": {"attention_chunk_size": 32},
+    "qwen3_5": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+}
+
+
+@pytest.mark.parametrize("model_type", DRAFTED)
+def test_random_eagle3_changes_no_token_of_a_language_part(model_type: str, tmp_path: Path) -> None:
+    target = save_whole(model_type, tmp_path / "target", num_hidden_layers=3, **DRAFTED[model_type])
+    save_tokenizer(target)
+    draft = eagle_checkpoints.eagle3(tmp_path / "draft", target)
+
+    def greedy(spec: SpecConfig | None) -> list[list[int]]:
+        llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
+        params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+        found = [one.token_ids for one in llm.generate([PROMPT, PROMPT[:1]], params)]
+        llm.engine.scheduler.check_invariant()
+        assert spec is None or llm.engine.scheduler.spec_totals.num_draft_tokens > 0
+        return found
+
+    options = {"draft_model_path": str(draft), "num_steps": 3, "adaptive": False}
+    plain = greedy(None)
+    for topk in (1, 3):
+        spec = SpecConfig(algorithm="EAGLE3", eagle_topk=topk, num_draft_tokens=4 * topk, **options)
+        assert greedy(spec) == plain
 
 
 def test_language_part_without_a_family_is_refused_by_name(tmp_path: Path) -> None:

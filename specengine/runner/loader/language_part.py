@@ -63,8 +63,13 @@ def _of_language(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, T
     for name, tensor in weights:
         if name.removeprefix("model.").startswith(_OTHER_PARTS):
             continue
-        found = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-        yield name if found is None else _PREFIXES[found] + name.removeprefix(found), tensor
+        yield language_name(name), tensor
+
+
+def language_name(name: str) -> str:
+    """A tensor's name in a checkpoint of the language model alone."""
+    found = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+    return name if found is None else _PREFIXES[found] + name.removeprefix(found)
 
 
 def _is_registered(config: Any) -> bool:
