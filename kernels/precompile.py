@@ -175,4 +175,6 @@ def _trait(argument: object) -> Hashable:
     """What Triton may look at when it chooses or makes a kernel's form, and more."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16
+    if hasattr(argument, "block_shape"):  # a tensor's descriptor
+        return argument.base.dtype, tuple(argument.block_shape)  # type: ignore[attr-defined]
     return type(argument), argument

@@ -29,7 +29,8 @@ from benchmarks.kernels.delta_forms import captured
 from benchmarks.kernels.experts import copy_speed
 from benchmarks.kernels.fp8_products import in_turns
 from benchmarks.kernels.quantised import L2_BYTES, draw
-from specengine.kernels.linear import few_row, fp8_linear_triton, norm_triton
+from specengine.kernels.linear import few_row, fp8_codes_triton, norm_triton
+from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.kernels.linear.split_sum_triton import Tile
 from specengine.kernels.precompile import precompile
@@ -45,13 +46,13 @@ SHAPES = {
 GATES = (64, 2048)
 ROWS = (1, 8, 64)
 BLOCK, EPS, MOST_COPIES = 128, 1e-6, 128
-PROGRAMS = ((64, 4), (128, 8))  # outputs and warps
-STAGES, SPLITS = (3, 5), (1, 2, 4, 8)
+PROGRAMS = ((64, 4), (128, 4))  # outputs and warps
+STAGES, SPLITS = (4, 6), (1, 2, 4, 8)
 
 
 def choices(columns: int) -> list[Tile]:
     return [
-        Tile(outs, BLOCK, splits, warps, stages, prefetches)
+        Tile(outs, BLOCK, splits, warps, stages, prefetches=prefetches)
         for (outs, warps), splits, stages, prefetches in product(
             PROGRAMS, SPLITS, STAGES, (False, True)
         )
@@ -71,7 +72,11 @@ def normed(x: Tensor, stream: Tensor, gain: Tensor) -> Tensor:
 
 def multiply(x: Tensor, weight: Fp8Weight, tile: Tile | None) -> Tensor:
     """tile: None for the one in force."""
-    return fp8_linear_triton.fp8_linear(x, weight, None, tile)
+    if tile is None:
+        return fp8_linear(x, weight)
+    assert weight.input is not None
+    rounded = quantise_rows(x, weight.input)
+    return fp8_codes_triton.fp8_linear(*rounded, weight, None, x.dtype, tile)
 
 
 def check(size: tuple[int, int], given: Sequence[Tile]) -> list[str]:

@@ -4,9 +4,10 @@
 
 Each kernel is first compared with a product in float64 of the same codes, and each row with itself
 beside other rows, bit for bit. Then every form at every number of rows beside torch.matmul in
-bfloat16 and torch._scaled_mm, inputs rounded in time; then the tiles of the Triton kernels at few
-rows. Weights are copied until they exceed the L2 cache, and a time is that of a captured graph over
-the copies. Takes about a minute on an H100, half of which compiles.
+bfloat16 and torch._scaled_mm, inputs rounded in time; then the tiles of the Triton kernels that
+widen weights, at few rows (of codes on both sides: fp8_products.py). Weights are copied until they
+exceed the L2 cache, and a time is that of a captured graph over the copies. Takes about a minute on
+an H100, half of which compiles.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ def int_tiled(x: Tensor, weight: IntWeight, tile: Tile) -> Tensor:
 FORMS: dict[str, Form] = {
     "bf16 matmul": Form(lambda w: w, lambda x, w: x @ w.T, 16),
     "fp8 scaled_mm": Form(Fp8Weight.of, scaled_mm, 8),
-    "fp8 w8a8": Form(Fp8Weight.of, fp8_linear, 8, fp8_tiled),
+    "fp8 w8a8": Form(Fp8Weight.of, fp8_linear, 8),
     "fp8 w8a16": Form(lambda w: replace(Fp8Weight.of(w), input=None), fp8_linear, 8, fp8_tiled),
-    "fp8 blocks": Form(by_block, fp8_linear, 8, fp8_tiled),
+    "fp8 blocks": Form(by_block, fp8_linear, 8),
     "int4": Form(lambda w: four_bits(w, False), int_linear, 4.125, int_tiled),
     "int4 zeros": Form(lambda w: four_bits(w, True), int_linear, 4.19),
 }
@@ -215,11 +216,11 @@ def compile_all(weight: Tensor, sweeps: bool) -> None:
     with precompile():
         for form in FORMS.values():
             made = form.make(weight)
-            for rows in (1, 17, 33, 64):
+            for rows in (1, 17, 33, 64, 128, 256):
                 x = draw(rows, weight.shape[1])
                 form.multiply(x, made)
-                for tile in TILES if sweeps and form.tiled is not None else ():
-                    form.tiled(x, made, tile)
+                for tile in TILES if sweeps and form.tiled and rows <= 64 else ():
+                    _tiled(form, x, tile, made)
 
 
 def print_table(rows_us: Sequence[dict[str, Any]]) -> None:

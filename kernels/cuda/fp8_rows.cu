@@ -1,12 +1,13 @@
 // Linear layer of up to 8 rows with FP8 codes on both sides:
-// out[r, o] = scale_x[r] scale[o / scale_rows] sum_k x[r, k] w[o, k] (+ bias[o]).
+// out[r, o] = scale_x[r] scale[o / scale_rows] sum_k x[r, k] w[o, k] (+ bias[o]), or with scales of
+// 128 columns each: scale_x[r, k / 128] and scale[o / scale_rows, k / 128], inside of the sum.
 //
 // Compile-time: TYPE (of bias and out), SLOTS (steps of the weight in shared memory), CLUSTER (blocks
-// that share the columns), BIAS.
+// that share the columns), BIAS, BY_BLOCK (scales of 128 columns; scale_rows is a multiple of 64).
 //
 // A block computes 64 outputs, in steps of 256 columns. The processor keeps fewer bits of a longer sum
-// than float32: a step's sums are added up in float32, as in fp8_linear_triton.py, whose bits these are.
-// Four warps fetch the weight and multiply; a fifth fetches x.
+// than float32: a step's sums, or its halves', are added up in float32, as in fp8_linear_triton.py,
+// whose bits these are. Four warps fetch the weight and multiply; a fifth fetches x.
 //
 // The weight is fetched before the kernel ahead has ended (griddepcontrol), as much of it as shared
 // memory holds; x is read after the wait, and never through the read-only cache.
@@ -25,6 +26,7 @@
 #define X_BYTES (ROWS * STEP)
 #define RING_BYTES (SLOTS * SLOT_BYTES)
 #define BARRIERS (RING_BYTES + X_SLOTS * X_BYTES)
+#define SCALES (BARRIERS + 2 * 8 * X_SLOTS)  // float [2 steps][ROWS], by block
 #define WIDTH (OUTS + 4)
 #define PLACES 4  // of a thread
 
@@ -68,7 +70,7 @@ __device__ __forceinline__ void fetch_rows(u32 slot, const u8* x, int step, int 
 
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
     const u8* x, const float* x_scale, const u8* codes, const float* scale, const u16* bias, u16* out,
-    int num_rows, int num_outs, int columns, int stride_x, int scale_rows) {
+    int num_rows, int num_outs, int columns, int stride_x, int scale_rows, int scale_parts) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int rank = blockIdx.x % CLUSTER, first_out = blockIdx.x / CLUSTER * OUTS;
@@ -95,7 +97,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
       end_of_copies();
     }
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && !BY_BLOCK; i++) {
       const int o = warp * 16 + lane / 4 + i * 8;
       if (o < outs_left) of_outs[i] = scale[(first_out + o) / scale_rows];
     }
@@ -114,10 +116,21 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
     }
   } else {
     float of_rows[2];
+    float* of_halves = (float*)(shared + SCALES);
+    if (BY_BLOCK) {  // the workers meet before they read them
+      const float* of_block = scale + first_out / scale_rows * scale_parts;
+      for (int place = threadIdx.x; place < 2 * steps * ROWS; place += WORKERS) {
+        const int half = 2 * first + place / ROWS, row = place % ROWS;
+        const bool exists = row < num_rows && half < scale_parts;
+        of_halves[place] =
+            exists ? __fmul_rn(load_float_from_l2(x_scale + row * scale_parts + half), of_block[half]) : 0.f;
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int row = lane % 4 * 2 + i;
-      of_rows[i] = row < num_rows ? load_float_from_l2(x_scale + row) : 0.f;
+      for (int i = 0; i < 2; i++) {
+        const int row = lane % 4 * 2 + i;
+        of_rows[i] = row < num_rows ? load_float_from_l2(x_scale + row) : 0.f;
+      }
     }
     int slot = 0, x_slot = 0, turn = 0;
 #pragma unroll 1
@@ -132,18 +145,28 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
                         columns, outs_left);
         end_of_copies();
       }
-      float parts[PLACES] = {};
+      float parts[2][PLACES] = {};
       show_to_products();
 #pragma unroll
       for (int k = 0; k < STEP / 32; k++) {
         const u32 half = k / 4, at = k % 4 * 32;
-        multiply_codes(parts, matrix_at(base + slot * SLOT_BYTES + half * OUTS * HALF + at),
-                       matrix_at(x_base + x_slot * X_BYTES + half * ROWS * HALF + at), k > 0);
+        multiply_codes(parts[BY_BLOCK ? half : 0],
+                       matrix_at(base + slot * SLOT_BYTES + half * OUTS * HALF + at),
+                       matrix_at(x_base + x_slot * X_BYTES + half * ROWS * HALF + at),
+                       BY_BLOCK ? k % 4 > 0 : k > 0);
       }
       wait_for_products();
       if (lane == 0) arrive_at(empty + 8 * x_slot);
 #pragma unroll
-      for (int i = 0; i < PLACES; i++) sums[i] += parts[i];
+      for (int i = 0; i < PLACES; i++) {
+        if (BY_BLOCK) {
+          const float* of_step = of_halves + 2 * step * ROWS + lane % 4 * 2 + i % 2;
+          sums[i] = __fmaf_rn(parts[0][i], of_step[0], sums[i]);
+          sums[i] = __fmaf_rn(parts[1][i], of_step[ROWS], sums[i]);
+        } else {
+          sums[i] += parts[0][i];
+        }
+      }
       if (++slot == SLOTS) slot = 0;
       if (++x_slot == X_SLOTS) x_slot = 0, turn++;
     }
@@ -153,7 +176,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) fp8_rows(
 #pragma unroll
     for (int i = 0; i < PLACES; i++) {
       const int o = warp * 16 + lane / 4 + i / 2 * 8, r = lane % 4 * 2 + i % 2;
-      partial[r * WIDTH + o] = __fmul_rn(__fmul_rn(sums[i], of_outs[i / 2]), of_rows[i % 2]);
+      partial[r * WIDTH + o] =
+          BY_BLOCK ? sums[i] : __fmul_rn(__fmul_rn(sums[i], of_outs[i / 2]), of_rows[i % 2]);
     }
   }
 

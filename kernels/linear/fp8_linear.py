@@ -8,11 +8,14 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_ref, rounded_cuda
+from specengine.kernels.linear.fp8_splits import splits_by_block
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 
-MAX_FEW_ROWS = 64  # that Triton's kernel serves with one pass over the weight
-MAX_ROWS = 256  # up to which its passes cost less than a whole weight of 16 bits
+MAX_FEW_ROWS = 64  # up to which a row's sum has one order whatever rows are beside it
+MAX_ROWS = 256  # up to which passes over codes cost less than a whole weight of 16 bits
+# Outputs at most: rows up to which Triton's kernels are faster than PyTorch's scaled product.
+_MOST_ROWS = {4224: 256, 6144: 128}
 
 
 def fp8_linear(
@@ -20,10 +23,12 @@ def fp8_linear(
 ) -> Tensor:
     """``round_input(x) @ w.T + bias`` with w and the rounding of x as `weight` states them.
 
-    x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
-    to MAX_FEW_ROWS rows are multiplied in Triton, the first few of them in CUDA C++ where it takes
-    them (fp8_linear_cuda.py), with the same bits; more by PyTorch's scaled product where scales are
-    by row, and else with a weight that is dequantised for it.
+    x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU the
+    first few rows are multiplied in CUDA C++ where it takes them (fp8_linear_cuda.py), up to 256
+    in Triton, codes of both sides as they are where it takes them (fp8_codes_triton.py): up to
+    MAX_FEW_ROWS with the same bits. Where scales are by row, PyTorch's scaled product multiplies
+    more than 64, of few outputs more than 128 or 256. Else more are multiplied with a weight that
+    is dequantised for it.
     """
     if not len(x):  # of an idle rank: the weight is not looked at
         return x.new_empty(0, weight.shape[0])
@@ -33,18 +38,25 @@ def fp8_linear(
         return fp8_linear_cuda.fp8_linear(codes, scale, weight, bias, x.dtype)
     if not use_triton(backend, x):
         return fp8_linear_ref.fp8_linear(x, weight, bias)
-    from specengine.kernels.linear import dequantise_triton, fp8_linear_triton
+    from specengine.kernels.linear import fp8_codes_triton, fp8_linear_triton
 
-    if backend == "auto" and len(x) > MAX_FEW_ROWS:
-        if scales_product(x, weight):
-            return _scaled_product(x, weight, bias)
-        if len(x) > MAX_ROWS:
-            if weight.input is None:
-                return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
-            rounded = quantise_rows(x, weight.input, backend="triton")
-            return F.linear(*dequantise_triton.dequantise_both(*rounded, weight, x.dtype), bias)
-    inputs = None if weight.input is None else quantise_rows(x, weight.input, backend=backend)
-    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias, rounded=inputs)
+    is_many = backend == "auto" and len(x) > _most_rows(x, weight)
+    if is_many:
+        multiply = _scaled_product if scales_product(x, weight) else _dequantised_product
+        return multiply(x, weight, bias)
+    if weight.input is None or not fp8_codes_triton.takes(x, weight):
+        return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias)
+    codes, scale = quantise_rows(x, weight.input, backend=backend)
+    return fp8_codes_triton.fp8_linear(codes, scale, weight, bias, x.dtype)
+
+
+def _most_rows(x: Tensor, weight: Fp8Weight) -> int:
+    """As measured beside what more are multiplied by (benchmarks/kernels/quantised.py)."""
+    if not scales_product(x, weight):
+        return MAX_ROWS
+    return next(
+        (rows for outs, rows in _MOST_ROWS.items() if weight.shape[0] <= outs), MAX_FEW_ROWS
+    )
 
 
 def fp8_parts(x: Tensor, weight: Fp8Weight) -> Tensor | None:
@@ -52,14 +64,15 @@ def fp8_parts(x: Tensor, weight: Fp8Weight) -> Tensor | None:
     to the same bits. None where it is not split: few rows on a GPU, of weights in blocks, are."""
     if not 0 < len(x) <= MAX_FEW_ROWS or not use_triton("auto", x) or weight.input is None:
         return None
-    from specengine.kernels.linear import fp8_linear_triton
+    from specengine.kernels.linear import fp8_codes_triton
 
-    splits = fp8_linear_triton.splits_of(x, weight)
-    if splits == 1:
+    splits = splits_by_block(*weight.shape)
+    is_by_block = weight.columns < weight.shape[1]
+    if splits == 1 or not is_by_block or not fp8_codes_triton.takes(x, weight):
         return None
     parts = torch.empty((splits, len(x), weight.shape[0]), dtype=torch.float32, device=x.device)
-    inputs = quantise_rows(x, weight.input)
-    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, None, rounded=inputs, parts=parts)
+    rounded = quantise_rows(x, weight.input)
+    return fp8_codes_triton.fp8_linear(*rounded, weight, None, x.dtype, parts=parts)
 
 
 def scales_product(x: Tensor, weight: Fp8Weight) -> bool:
@@ -78,6 +91,15 @@ def _scaled_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor
         codes, by_row.codes.t(), scale, by_row.scale.view(1, -1), out_dtype=x.dtype
     )
     return out if bias is None else out + bias
+
+
+def _dequantised_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+    from specengine.kernels.linear import dequantise_triton
+
+    if weight.input is None:
+        return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
+    rounded = quantise_rows(x, weight.input, backend="triton")
+    return F.linear(*dequantise_triton.dequantise_both(*rounded, weight, x.dtype), bias)
 
 
 def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:

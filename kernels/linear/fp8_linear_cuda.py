@@ -12,7 +12,14 @@ from torch import Tensor
 from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import has_warpgroups
+from specengine.kernels.linear.fp8_splits import (
+    BLOCK,
+    MOST_SPLITS,
+    splits_by_block,
+    splits_by_row,
+)
 from specengine.kernels.linear.quantised import Fp8Weight
+from specengine.kernels.sizes import cdiv
 
 ROWS = 8  # at most: of more, Triton's kernel reads the weight as fast
 OUTS, STEP = 64, 256  # outputs of a block, and columns that it takes at a time
@@ -29,35 +36,37 @@ class RowsTile:
     splits: int
     slots: int
 
-    @property
-    def shared_bytes(self) -> int:
-        return self.slots * OUTS * STEP + _X_SLOTS * (ROWS * STEP + 16)
+    def shared_bytes(self, columns: int, is_by_block: bool) -> int:
+        steps = cdiv(cdiv(columns, STEP), self.splits)
+        scales = 4 * ROWS * (STEP // BLOCK) * steps if is_by_block else 0
+        return self.slots * OUTS * STEP + _X_SLOTS * (ROWS * STEP + 16) + scales
 
 
-def tile_for(num_outs: int, columns: int) -> RowsTile:
-    """As swept at the layers of an 8B on an H200 (benchmarks/kernels/fp8_products.py). Splits are
-    those of fp8_linear_triton.tile_for, so that bits are."""
-    splits = 1 if num_outs >= 16384 else 2 if num_outs > 2048 else 4
-    return RowsTile(splits, 8 if columns > 8192 else 6)
+def tile_for(num_outs: int, columns: int, is_by_block: bool) -> RowsTile:
+    """As swept at the layers of an 8B on an H200 (benchmarks/kernels/fp8_products.py)."""
+    if is_by_block:  # scales leave less shared memory to a second block of a multiprocessor
+        return RowsTile(splits_by_block(num_outs, columns), 8 if columns > 8192 else 5)
+    return RowsTile(splits_by_row(num_outs), 8 if columns > 8192 else 6)
 
 
 def takes(x: Tensor, weight: Fp8Weight) -> bool:
-    """Whether the kernel runs here, and computes this product: half precision, one scale for a
-    whole row on each side, rows of whole 16 bytes."""
-    return len(x) <= ROWS and has_warpgroups(x) and program.available() and computes(x, weight)
+    """Whether the kernel runs here, computes this product, and is the faster."""
+    columns = weight.shape[1]
+    is_long = weight.columns < columns > 8192 and splits_by_block(*weight.shape) == MOST_SPLITS
+    fits = len(x) <= ROWS and not is_long and computes(x, weight)
+    return fits and has_warpgroups(x) and program.available()
 
 
 def computes(x: Tensor, weight: Fp8Weight) -> bool:
-    columns = weight.shape[1]
-    return (
-        weight.input is not None
-        and weight.input.group is None
-        and weight.columns >= columns
-        and columns % 16 == 0
-        and weight.codes.is_contiguous()
-        and weight.codes.data_ptr() % 16 == 0
-        and x.dtype in (torch.bfloat16, torch.float16)
-    )
+    """Half precision, scales for a whole row on each side, or for 128 columns of it and 64 rows of
+    the weight; rows of whole 16 bytes."""
+    columns, given = weight.shape[1], weight.input
+    if given is None or x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    is_by_row = given.group is None and weight.columns >= columns
+    is_by_block = weight.columns == given.group == BLOCK < columns and weight.rows % OUTS == 0
+    fits = columns % (BLOCK if is_by_block else 16) == 0 and weight.codes.data_ptr() % 16 == 0
+    return (is_by_row or is_by_block) and fits and weight.codes.is_contiguous()
 
 
 def fp8_linear(
@@ -68,19 +77,21 @@ def fp8_linear(
     dtype: torch.dtype,
     tile: RowsTile | None = None,
 ) -> Tensor:
-    """codes [T, K] and scale [T, 1], T at most ROWS, as `fp8_linear.quantise_rows` gives them
-    -> [T, N] of dtype."""
+    """codes [T, K] and scale [T, 1] or [T, K / 128], T at most ROWS, as `fp8_linear.quantise_rows`
+    gives them -> [T, N] of dtype."""
     (num_rows, columns), num_outs = codes.shape, weight.shape[0]
     assert num_rows <= ROWS
     out = torch.empty((num_rows, num_outs), dtype=dtype, device=codes.device)
-    tile = tile or tile_for(num_outs, columns)
+    is_by_block = weight.columns < columns
+    tile = tile or tile_for(num_outs, columns, is_by_block)
     defines = (
         ("TYPE", 0 if dtype == torch.bfloat16 else 1),
         ("SLOTS", tile.slots),
         ("CLUSTER", tile.splits),
         ("BIAS", int(bias is not None)),
+        ("BY_BLOCK", int(is_by_block)),
     )
-    shared, device = tile.shared_bytes, codes.device.index or 0
+    shared, device = tile.shared_bytes(columns, is_by_block), codes.device.index or 0
     compiled(_SOURCE, "fp8_rows", defines, shared, device).launch(
         (-(-num_outs // OUTS) * tile.splits, 1, 1),
         _THREADS,
@@ -97,6 +108,7 @@ def fp8_linear(
             columns,
             codes.stride(0),
             weight.rows,
+            scale.shape[1],
         ),
     )
     return out

@@ -10,9 +10,8 @@ from dataclasses import replace
 import torch
 from triton.runtime.jit import JITFunction
 
-from specengine.kernels.linear import fp8_linear_triton, int_linear_triton
+from specengine.kernels.linear import fp8_codes_triton, fp8_linear_triton, int_linear_triton
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
-from specengine.kernels.linear.rounded import put_beside
 from tests.kernels import offline_triton, wgmma_waits
 
 
@@ -30,21 +29,23 @@ def main(rows: int) -> None:
         return made
 
     JITFunction.run = run
-    for module in (fp8_linear_triton, int_linear_triton):
+    for module in (fp8_codes_triton, fp8_linear_triton, int_linear_triton):
         module.has_dependent_launch = lambda x: True  # type: ignore[attr-defined]
     fp8 = Fp8Weight.of(torch.ones(6144, 256))
     four = IntWeight(
         torch.zeros(6144, 128, dtype=torch.uint8), torch.ones(6144, 2).half(), None, 4, 128
     )
     x = torch.zeros(rows, 256, dtype=torch.bfloat16)
-    for weight in (fp8, replace(fp8, input=None)):
-        fp8_linear_triton.fp8_linear(x, weight, None)
+    fp8_linear_triton.fp8_linear(x, replace(fp8, input=None), None)
+    fp8_linear_triton.fp8_linear(x, fp8, None)
     codes = torch.zeros(1024, 2048).to(FP8)  # prefetched, in several parts of the columns
     blocks = Fp8Weight(codes, torch.ones(8, 16), 128, 128, Fp8Input(group=128))
-    fp8_linear_triton.fp8_linear(x.new_zeros(rows, 2048), blocks, None)
-    given = put_beside(x.new_zeros(rows, 2048), codes[:rows], torch.ones(rows, 16))
+    scales, of_blocks = torch.ones(rows, 1), torch.ones(rows, 16)
+    fp8_codes_triton.fp8_linear(codes[:rows], scales, Fp8Weight.of(codes), None, x.dtype)
+    fp8_codes_triton.fp8_linear(codes[:rows], of_blocks, blocks, None, x.dtype)
     parts = torch.empty(4, rows, 1024)
-    fp8_linear_triton.fp8_linear(given, blocks, None, parts=parts)
+    for weight in (blocks, blocks.by_row()):
+        fp8_codes_triton.fp8_linear(codes[:rows], of_blocks, weight, None, x.dtype, parts=parts)
     int_linear_triton.int_linear(x, four, None)
     print(json.dumps(compiled))
 

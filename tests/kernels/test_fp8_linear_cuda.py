@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_triton
+from specengine.kernels.linear import fp8_linear_cuda
 from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
-from specengine.kernels.linear.fp8_linear_cuda import ROWS, RowsTile, computes, takes, tile_for
+from specengine.kernels.linear.fp8_linear_cuda import RowsTile, computes, takes
+from specengine.kernels.linear.fp8_splits import BLOCK
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from tests.kernels.cuda_places import PLACES, placed
 
@@ -22,28 +23,44 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     return placed(request, monkeypatch, fp8_linear_cuda)
 
 
-def draw(place: torch.device, rows: int, columns: int) -> tuple[Tensor, Fp8Weight]:
-    dense = torch.randn(OUTS, columns, device=place)
-    return torch.randn(rows, columns, device=place).bfloat16(), Fp8Weight.of(dense)
+def draw(
+    place: torch.device, rows: int, columns: int, is_by_block: bool = False
+) -> tuple[Tensor, Fp8Weight]:
+    weight = Fp8Weight.of(torch.randn(OUTS, columns, device=place))
+    if is_by_block:
+        scale = torch.rand(-(-OUTS // BLOCK), columns // BLOCK, device=place)
+        weight = replace(
+            weight, scale=scale, rows=BLOCK, columns=BLOCK, input=Fp8Input(group=BLOCK)
+        )
+    return torch.randn(rows, columns, device=place).bfloat16(), weight
 
 
 def expected(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
-    codes, scale = quantise_rows(x, Fp8Input())
-    exact = (codes.double() * scale) @ weight.dequantised().double().T
+    assert weight.input is not None
+    codes, scale = quantise_rows(x, weight.input)
+    rows = codes.double().view(len(x), scale.shape[1], -1) * scale.double()[:, :, None]
+    exact = rows.view(x.shape) @ weight.dequantised().double().T
     return exact if bias is None else exact + bias
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "tile"),
-    [(1, 2576, RowsTile(1, 3)), (5, 2064, RowsTile(2, 4)), (8, 1008, RowsTile(4, 2))],
+    ("rows", "columns", "is_by_block", "tile"),
+    [
+        (1, 2576, False, RowsTile(1, 3)),
+        (5, 2064, False, RowsTile(2, 4)),
+        (8, 1008, False, RowsTile(4, 2)),
+        (1, 2688, True, RowsTile(1, 3)),
+        (8, 1664, True, RowsTile(4, 2)),
+    ],
 )
 def test_rows_equal_the_reference(
-    rows: int, columns: int, tile: RowsTile, place: torch.device
+    rows: int, columns: int, is_by_block: bool, tile: RowsTile, place: torch.device
 ) -> None:
     """Depths that no step divides, and more steps than shared memory holds."""
-    x, weight = draw(place, rows, columns)
+    x, weight = draw(place, rows, columns, is_by_block)
+    assert weight.input is not None
     bias = torch.randn(OUTS, device=place).bfloat16() if rows > 1 else None
-    codes, scale = quantise_rows(x, Fp8Input())
+    codes, scale = quantise_rows(x, weight.input)
     found = fp8_linear_cuda.fp8_linear(codes, scale, weight, bias, x.dtype, tile)
     wanted = expected(x, weight, bias)
     assert (found - wanted).abs().max() < 0.004 * wanted.abs().max()
@@ -61,20 +78,6 @@ def test_one_scale_of_the_weight_and_one_published_for_the_rows(place: torch.dev
     assert (found - wanted).abs().max() < 0.004 * wanted.abs().max()
 
 
-def test_bits_are_those_of_triton(place: torch.device) -> None:
-    if place.type == "cpu":
-        pytest.skip("a property of the processor's product")
-    x, weight = draw(place, ROWS, 4096)
-    found = fp8_linear(x, weight, backend="cuda")
-    assert torch.equal(found, fp8_linear_triton.fp8_linear(x, weight, None))
-
-
-@pytest.mark.parametrize("outs", [1024, 4096, 6144, 28672])
-def test_splits_are_those_of_triton(outs: int) -> None:
-    splits = {fp8_linear_triton.tile_for(outs, None, True, rows).splits for rows in (1, 8, 64)}
-    assert splits == {tile_for(outs, 4096).splits}
-
-
 def test_what_the_kernel_does_not_compute_is_refused() -> None:
     x, weight = draw(torch.device("cpu"), 1, 256)
     assert computes(x, weight)
@@ -83,6 +86,11 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
     assert not computes(x, replace(weight, input=None))
     assert not computes(x, replace(weight, input=Fp8Input(group=128)))
     assert not computes(x, replace(weight, columns=128))
+    _, blocks = draw(torch.device("cpu"), 1, 256, is_by_block=True)
+    assert computes(x, blocks)
+    assert not computes(x, replace(blocks, columns=64, input=Fp8Input(group=64)))
+    assert not computes(x, blocks.by_row())
+    assert not computes(x[:, :128], replace(blocks, codes=blocks.codes[:, :128].contiguous()))
     narrow = weight.narrow(1, 0, 248)
     assert narrow is not None
     assert not computes(x, narrow)
