@@ -32,7 +32,7 @@ from specengine.lab.environment import environment
 
 OURS = ("bf16 matmul", "fp8 scaled_mm", "fp8 w8a8", "fp8 blocks", "int4")
 MOST_ERROR = 0.01  # beside float64, of the largest value
-UINT4_BIAS_8 = 4 << 8 | 8 << 17  # vLLM's number of the type: mantissa bits, bias
+UINT4_BIAS_8 = 4 << 8 | 8 << 17 | 1 << 50  # vLLM's number of the type: bits, bias, how NaNs are
 EMPTY_SUM = 1e-10  # of a group of zeros, as a library's rounding asks
 
 
