@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode
+from specengine.core.tree import Tree
 from specengine.kernels.attention.head_norms import norm_heads
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.rope import rope_store_kv
@@ -46,6 +47,7 @@ from specengine.layers.compute_paths import (
     ComputePath,
 )
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
+from specengine.target.verify.tree import ancestor_mask, depths
 
 FEATURE_LAYERS = (0, 2)  # those whose outputs are kept
 
@@ -65,41 +67,74 @@ class Forward:
             assert float((found - expected).abs().max() / expected.abs().max()) < tolerance
 
 
+@dataclass(frozen=True)
+class Step:
+    """A forward. tokens: the new ones of each request. parents: of each request's nodes, where
+    these are a tree; -1 of the root."""
+
+    mode: ForwardMode
+    tokens: Sequence[Sequence[int]]
+    parents: Sequence[Sequence[int]] | None = None
+
+    @property
+    def tree(self) -> Tree | None:
+        if self.parents is None:
+            return None
+        width = max(map(len, self.parents))
+        parents_BN = torch.tensor([[*one, *[-1] * (width - len(one))] for one in self.parents])
+        lens_B = torch.tensor([len(one) for one in self.parents])
+        exists_BN = torch.arange(width) < lens_B[:, None]
+        mask_BNN = ancestor_mask(parents_BN, exists_BN)
+        return Tree(depths(mask_BNN)[exists_BN], mask_BNN)
+
+
 def run_path(
     runner: Any,
     path: ComputePath | None,
     tokens: Sequence[Sequence[int]],
     patch: pytest.MonkeyPatch,
-    compiles: Callable[[Any], Any] = lambda function: function,
 ) -> Forward:
-    """An EXTEND of new requests along a path wherever the code lets it; None: without any. runner:
-    a MiniRunner of a model of three layers or more. compiles: in place of torch.compile."""
+    """An EXTEND of new requests, as of run_steps."""
+    return run_steps(runner, path, [Step(ForwardMode.EXTEND, tokens)], patch)[0]
+
+
+def run_steps(
+    runner: Any, path: ComputePath | None, steps: Sequence[Step], patch: pytest.MonkeyPatch
+) -> list[Forward]:
+    """One after the other, along a path wherever the code lets it; None: without any. runner: a
+    MiniRunner of a model of three layers or more. SPLIT_PREFILL splits an EXTEND alone."""
     calls: list[object] = []
     with patch.context() as patched, torch.no_grad():
         if path is not None:
             let_take(path, calls, patched)
-        if path is COMPILED:
-            patched.setattr(decoder, "compiled", counted(compiles, calls))
         if path is WHOLE_STACK:
             runner.backend = TritonAttentionBackend(torch.device("cpu"))
             patched.setattr(runner.backend, "forward_fused", lambda *_: None)
             patched.setattr(runner.backend, "forward_extend", _attend)
-        mode = ForwardMode.SPLIT_PREFILL if path is SPLIT_PREFILL else ForwardMode.EXTEND
-        batch = runner.batch(mode, tokens)
-        batch.feature_layers, batch.compiles = FEATURE_LAYERS, path is COMPILED
-        model, given = runner.model, (batch.input_ids, batch.positions, batch)
-        if path is SPLIT_PREFILL:
-            assert model.forward_split_prefill(*given, 1) is None
-            calls += [] if batch.hidden_states is None else [batch.hidden_states]
-            hidden = model.forward_split_prefill(*given, model.num_layers)
-        else:
-            hidden = model(*given)
+        return [_run(runner, path, step, calls) for step in steps]
+
+
+def _run(runner: Any, path: ComputePath | None, step: Step, calls: list[object]) -> Forward:
+    calls.clear()
+    is_split = path is SPLIT_PREFILL and step.mode is ForwardMode.EXTEND
+    mode = ForwardMode.SPLIT_PREFILL if is_split else step.mode
+    batch = runner.batch(mode, step.tokens, step.tree)
+    batch.feature_layers, batch.compiles = FEATURE_LAYERS, path is COMPILED
+    model, given = runner.model, (batch.input_ids, batch.positions, batch)
+    if is_split:
+        assert model.forward_split_prefill(*given, 1) is None
+        calls += [] if batch.hidden_states is None else [batch.hidden_states]
+        hidden = model.forward_split_prefill(*given, model.num_layers)
+    else:
+        hidden = model(*given)
     return Forward(hidden, batch.layer_features, bool(calls))
 
 
 def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) -> None:
     """As on a GPU with everything installed; calls: grows with each call of the path's kernel."""
-    if path is FEW_ROWS:
+    if path is COMPILED:
+        patch.setattr(decoder, "compiled", _tracer(calls))
+    elif path is FEW_ROWS:
         patch.setattr(few_row, "fits", lambda *_: True)
         patch.setattr(few_row, "linear_add", counted(few_row.linear_add, calls))
         patch.setattr(experts, "experts", _experts_in_parts)
@@ -162,10 +197,16 @@ def counted(function: Callable[..., Any], calls: list[object]) -> Callable[..., 
     return call
 
 
-@cache
-def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compile without a code generator."""
-    return torch.compile(function, backend="eager")
+def _tracer(calls: list[object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """torch.compile as the engine asks for it, without a code generator: what Dynamo traces runs as
+    it is. Raises where a function is not one graph, and where there are more graphs than Dynamo
+    keeps of one. Those of other models are gone. calls: grows with each run of a graph."""
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+
+    def backend(graph: Any, _: object) -> Callable[..., Any]:
+        return counted(graph.forward, calls)
+
+    return cache(lambda function: torch.compile(function, backend=backend, fullgraph=True))
 
 
 def _attend(q: Tensor, layer: Any, batch: ForwardBatch) -> Tensor:

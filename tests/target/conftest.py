@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.tree import Tree
 from specengine.layers.attention import attention_layers
 from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.state_pool import StateSizes
@@ -19,6 +20,7 @@ from specengine.runner.memory.kept_state import make_states
 from specengine.runner.memory.kv_shape import kv_shape_of
 
 _ROOM = 160  # tokens a request
+_NODES = 16  # of one verification
 
 
 @dataclass
@@ -39,10 +41,12 @@ class MiniRunner:
         shape = kv_shape_of([model], dtype)
         self.pool = MHATokenToKVPool(num_requests * _ROOM + 1, shape, torch.device("cpu"))
         self.backend = TorchAttentionBackend()
-        self.states = make_states(model, StateSizes(len(rows)), torch.device("cpu"))
+        self.states = make_states(model, StateSizes(len(rows), nodes=_NODES), torch.device("cpu"))
         self.lens = [0] * num_requests
 
-    def batch(self, mode: ForwardMode, tokens: Sequence[Sequence[int]]) -> ForwardBatch:
+    def batch(
+        self, mode: ForwardMode, tokens: Sequence[Sequence[int]], tree: Tree | None = None
+    ) -> ForwardBatch:
         """tokens: the new ones of each request."""
         snapshot = ModelWorkerBatch(
             forward_mode=mode,
@@ -52,6 +56,7 @@ class MiniRunner:
             extend_lens=[len(new) for new in tokens],
             logits_rows=None,
             sampling=None,
+            tree=tree,
         )
         cpu = torch.device("cpu")
         batch = ForwardBatch.init_new(snapshot, cpu, self.table, self.pool, self.backend)

@@ -20,7 +20,7 @@ from specengine.layers.layer_spec import LayerSpec, Multipliers
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
-from tests.support.fast_paths import FEATURE_LAYERS, Forward, let_take, run_path, traced
+from tests.support.fast_paths import FEATURE_LAYERS, Forward, let_take, run_path
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def test_fast_path_equals_transformers(
 ) -> None:
     model = load(folder, monkeypatch)
     expected, logits = reference(folder)
-    found = run_path(mini_runner(model), path, [PROMPT], monkeypatch, traced)
+    found = run_path(mini_runner(model), path, [PROMPT], monkeypatch)
     assert found.was_taken
     found.assert_near(expected, 2e-5)
     assert_near(model.head.logits(found.hidden), logits)
