@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from tests.halves import each_value
-from tests.support.families import FAMILIES, reference_model
+from tests.support.families import FAMILIES, assert_greedy, reference_model
 
 NEW_TOKENS = 32
 PROMPTS = [
@@ -83,8 +82,7 @@ class Reference:
         self._said: dict[tuple[str, ...], list[list[int]]] = {}
 
     def assert_says(self, family: str, outputs: list[list[int]], prompts: list[str]) -> None:
-        """Greedy decoding is a fixed point: an output is transformers' if and only if each token is
-        the best one after those before it. Outputs that were found to be so are not asked again."""
+        """Outputs that were found to be transformers' are not asked again."""
         asked = (family, *prompts)
         if asked in self._said:
             assert outputs == self._said[asked]
@@ -95,10 +93,7 @@ class Reference:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         model = reference_model(folder, family)
         for prompt, output in zip(prompts, outputs, strict=True):
-            ids = tokenizer(prompt).input_ids
-            with torch.inference_mode():
-                logits_LV = model(torch.tensor([ids + output[:-1]])).logits[0, len(ids) - 1 :]
-            assert logits_LV.argmax(-1).tolist() == output
+            assert_greedy(model, tokenizer(prompt).input_ids, output)
             assert len(output) == NEW_TOKENS
         self._said[asked] = outputs
 

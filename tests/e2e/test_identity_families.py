@@ -1,8 +1,9 @@
-"""Each family drafted for by a random EAGLE-3 says what it says alone, from the same features as
-transformers has hidden states."""
+"""Each family drafted for by a random EAGLE-3 says what transformers' model says, and has its
+hidden states as features."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +17,28 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
 from tests.draft import eagle_checkpoints as checkpoints
-from tests.support.families import FAMILIES, reference_model
+from tests.support.families import FAMILIES, assert_greedy, reference_model
 from tests.target.conftest import MiniRunner
 
-NEW_TOKENS = 32
 PROMPTS = ["The quick brown fox", "x", "to be or not to be, that is the question: to be " * 2]
-# Norms around, side by side, and behind alone; the others are for make test-all.
-ALWAYS = ("gemma2", "cohere2", "olmo3")
-CASES = [
-    pytest.param(family, marks=() if family in ALWAYS else (pytest.mark.slow,))
-    for family in FAMILIES
-]
+PARAMS = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
+CASES = list(FAMILIES)
 
 
-def run(folder: Path, spec: SpecConfig | None) -> list[list[int]]:
-    llm = LLM(str(folder), spec, dtype="float32", max_total_tokens=4096)
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    outputs = [one.token_ids for one in llm.generate(PROMPTS, params)]
-    llm.engine.scheduler.check_invariant()
-    if spec is not None:
-        assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
-    return outputs
+@dataclass(frozen=True)
+class Family:
+    folder: Path
+    reference: Any  # transformers' model
 
 
-@pytest.mark.parametrize("family", CASES)
-def test_random_eagle3_changes_no_token(
-    family: str, small_models: dict[str, Path], tmp_path: Path
-) -> None:
-    target = small_models[family]
-    draft = checkpoints.eagle3(tmp_path / "draft", target)
+@pytest.fixture(scope="module", params=CASES)
+def family(request: pytest.FixtureRequest, small_models: dict[str, Path]) -> Family:
+    folder = small_models[request.param]
+    return Family(folder, reference_model(folder, request.param))
+
+
+def test_random_eagle3_changes_no_token(family: Family, tmp_path: Path) -> None:
+    draft = checkpoints.eagle3(tmp_path / "draft", family.folder)
     spec = SpecConfig(
         algorithm="EAGLE3",
         adaptive=False,
@@ -53,18 +47,20 @@ def test_random_eagle3_changes_no_token(
         eagle_topk=3,
         num_draft_tokens=12,
     )
-    assert run(target, spec) == run(target, None)
+    llm = LLM(str(family.folder), spec, dtype="float32", max_total_tokens=4096)
+    for one in llm.generate(PROMPTS, PARAMS):
+        assert len(one.token_ids) == PARAMS.max_tokens
+        assert_greedy(family.reference, one.prompt_ids, one.token_ids)
+    llm.engine.scheduler.check_invariant()
+    assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_features_are_the_hidden_states_of_transformers(
-    family: str, small_models: dict[str, Path]
-) -> None:
-    folder, tokens = small_models[family], [(7 * i * i + 3 * i) % 300 for i in range(60)]
+def test_features_are_the_hidden_states_of_transformers(family: Family) -> None:
+    tokens = [(7 * i * i + 3 * i) % 300 for i in range(60)]
     with torch.no_grad():
         given = torch.tensor([tokens])
-        states = reference_model(folder, family)(given, output_hidden_states=True).hidden_states
-    source = resolve_model(ModelConfig(model=str(folder)))
+        states = family.reference(given, output_hidden_states=True).hidden_states
+    source = resolve_model(ModelConfig(model=str(family.folder)))
     model: Any = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
     batch = MiniRunner(model).batch(ForwardMode.EXTEND, [tokens])
     batch.feature_layers = (0, 1)

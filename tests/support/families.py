@@ -143,3 +143,11 @@ def reference_model(folder: Path, family: str) -> Any:
         if limit is not None and hasattr(module, "limit"):
             module.limit = limit
     return model
+
+
+def assert_greedy(model: Any, prompt: list[int], output: list[int]) -> None:
+    """A reference model decodes this. Greedy decoding is a fixed point: the output is its if and
+    only if each token is the best one after those before it."""
+    with torch.inference_mode():
+        logits_TV = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+    assert logits_TV.argmax(-1).tolist() == output
