@@ -221,14 +221,16 @@ def test_pickled_file_of_something_else_is_refused_and_nothing_runs(
 
 UNPICKLES = re.compile(
     r"(torch(\.\w+)*|_?pickle|marshal|dill|cloudpickle|joblib)\.(load|loads|Unpickler)"
-    r"|shelve\.open|pandas\.read_pickle"
+    r"|shelve\.open|pandas\.read_pickle|(transformers\.)?\w*Model\w*\.from_pretrained"
 )
-READS = {"load", "loads", "Unpickler", "open", "read_pickle"}
+READS = {"load", "loads", "Unpickler", "open", "read_pickle", "from_pretrained"}
 TENSORS_ALONE = "torch.load(..., weights_only=True)"
+SAFE = {"weights_only=True", "use_safetensors=True"}
 
 
 def unpickling(code: str) -> list[str]:
-    """Each use of what reads pickled files: TENSORS_ALONE, or the source of any other."""
+    """Each use of what reads pickled files: TENSORS_ALONE, or the source of any other. Models of
+    transformers read none with use_safetensors=True."""
     nodes = list(ast.walk(ast.parse(code)))
     meant: dict[str, str] = {}
     for node in nodes:
@@ -236,11 +238,11 @@ def unpickling(code: str) -> list[str]:
             meant |= {one.asname: one.name for one in node.names if one.asname}
         elif isinstance(node, ast.ImportFrom):
             meant |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-    tensors_alone = {
-        id(node.func)
+    safe = {
+        id(node.func): given
         for node in nodes
         if isinstance(node, ast.Call)
-        and any(ast.unparse(given) == "weights_only=True" for given in node.keywords)
+        for given in SAFE & {ast.unparse(one) for one in node.keywords}
     }
     found = []
     for node in nodes:
@@ -249,8 +251,11 @@ def unpickling(code: str) -> list[str]:
             first, dot, rest = ast.unparse(node).partition(".")
             name = meant.get(first, first) + dot + rest
             if UNPICKLES.fullmatch(name):
-                is_safe = name == "torch.load" and id(node) in tensors_alone
-                found.append(TENSORS_ALONE if is_safe else name)
+                given = safe.get(id(node))
+                if name == "torch.load" and given == "weights_only=True":
+                    found.append(TENSORS_ALONE)
+                elif last != "from_pretrained" or given != "use_safetensors=True":
+                    found.append(name)
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             found += [] if ast.unparse(node) == "allow_pickle=False" else [ast.unparse(node)]
     return found
@@ -267,10 +272,20 @@ def unpickling(code: str) -> list[str]:
         ("read = pickle.loads", "pickle.loads"),
         ("torch.jit.load(path, weights_only=True)", "torch.jit.load"),
         ("numpy.load(path, allow_pickle=True)", "allow_pickle=True"),
+        ("AutoModel.from_pretrained(path)", "AutoModel.from_pretrained"),
+        (
+            "from transformers import AutoModelForCausalLM as Kind\n"
+            "Kind.from_pretrained(path, use_safetensors=False)",
+            "transformers.AutoModelForCausalLM.from_pretrained",
+        ),
     ],
 )
 def test_each_way_to_unpickle_is_found(code: str, found: str) -> None:
     assert unpickling(code) == [found]
+
+
+def test_model_of_safetensors_alone_is_no_way_to_unpickle() -> None:
+    assert unpickling("AutoModel.from_pretrained(path, use_safetensors=True)") == []
 
 
 def test_checkpoints_are_unpickled_by_three_files_that_make_tensors_alone() -> None:
@@ -278,7 +293,7 @@ def test_checkpoints_are_unpickled_by_three_files_that_make_tensors_alone() -> N
     fourth reads the code that this machine compiled from a cache of its own."""
     texts = {path: path.read_text(encoding="utf-8") for path in sources()}
     assert len({path.relative_to(ROOT).parts[0] for path in texts}) == 4
-    words = re.compile(r"\b(loads?|Unpickler|read_pickle|shelve|allow_pickle)\b")
+    words = re.compile(r"\b(loads?|Unpickler|read_pickle|shelve|allow_pickle|from_pretrained)\b")
     found = {
         str(path.relative_to(ROOT)): uses
         for path, text in texts.items()

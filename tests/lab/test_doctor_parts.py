@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,19 @@ def test_features_without_a_reference(target: Path) -> None:
     check = check_features(compare_features(lost, []))
     assert check.holds
     assert "not compared" in check.measured
+
+
+def test_features_are_not_compared_with_a_pickled_reference(target: Path, tmp_path: Path) -> None:
+    """Which transformers would read where there are no safetensors."""
+    folder = tmp_path / "target"
+    shutil.copytree(target, folder)
+    loaded, texts = load(world.config_of(folder), Phases()), world.texts_of(folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    found = compare_features(loaded, texts[:1])
+    assert isinstance(found, str)
+    assert "no file named model.safetensors" in found
 
 
 def test_vocabularies_that_cover_little(target: Path, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def _reference(loaded: LoadedModel) -> Any:
         dtype=torch_dtype(loaded.config.model.dtype),
         local_files_only=True,
         trust_remote_code=False,
+        use_safetensors=True,  # no pickled file, which could run code
     )
     return model.to(loaded.device).eval()
 
