@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,13 @@ from safetensors.torch import load_file
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.cli.main import main
 from specengine.core.errors import ModelLoadError
+from specengine.draft.eagle.checkpoint import EagleCheckpoint
+from specengine.layers.rotary import RotaryEmbedding
+from tests.conftest import save_tokenizer
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.support.families import save_small_model
+from tests.target.test_language_parts import CASES as WHOLE_MODELS
+from tests.target.test_language_parts import save_whole
 from tests.test_layering import ROOT, sources
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -27,18 +33,32 @@ PROMPT = [5, 9, 4, 77, 31, 8]
 
 
 @pytest.fixture(scope="module")
-def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With layers enough for those that EAGLE-3 reads where a draft does not say."""
-    folder = tmp_path_factory.mktemp("target")
-    save_small_model("llama", folder, seed=0, num_hidden_layers=8, hidden_size=64)
-    for path in small_models["llama"].glob("tokenizer*"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By family, or by model_type of a model with a language part: with layers enough for those
+    that EAGLE-3 reads where a draft does not say."""
+
+    @cache
+    def made(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("target")
+        if kind in WHOLE_MODELS:
+            save_whole(kind, folder, num_hidden_layers=8)
+        else:
+            save_small_model(kind, folder, seed=0, num_hidden_layers=8)
+        save_tokenizer(folder)
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="module")
-def plain(target: Path) -> list[int]:
-    return generate(LLM(str(target), dtype="float32", max_total_tokens=256))
+def target(targets: Callable[[str], Path]) -> Path:
+    return targets("llama")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[Path], list[int]]:
+    """What a target says alone."""
+    return cache(lambda target: generate(LLM(str(target), dtype="float32", max_total_tokens=256)))
 
 
 def generate(llm: LLM) -> list[int]:
@@ -125,6 +145,40 @@ def speculators(to: Path, target: Path) -> Path:
     return checkpoints.eagle3(to, target, speculators=True, norm_before_residual=True)
 
 
+def with_rope(folder: Path, **rope_scaling: Any) -> Path:
+    """As transformers 4 saves a Llama: what RoPE is scaled by, with the base beside it."""
+    return with_config(folder, lambda raw: raw.update(rope_scaling=rope_scaling, rope_theta=1e6))
+
+
+def specforge_gpt_oss(to: Path, target: Path) -> Path:
+    """lmsys: a layer of Llama, without sinks, windows and experts, and not scaled as the target."""
+    folder = checkpoints.eagle3(to, target)
+    return with_config(folder, lambda raw: raw.update(rope_scaling=None, rope_theta=1e4))
+
+
+def speculators_gpt_oss(to: Path, target: Path) -> Path:
+    """RedHatAI: one norm of all features before `fc`."""
+    options = {"norm_before_fc": True, "norm_before_residual": True}
+    return checkpoints.eagle3(to, target, speculators=True, **options)
+
+
+def specforge_llama4(to: Path, target: Path) -> Path:
+    """lmsys: a dense layer, and nothing of the layers that it reads."""
+    folder = checkpoints.eagle3(to, target, embed=True)
+    return with_config(folder, lambda raw: raw.pop("eagle_config"))
+
+
+def specforge_qwen2_5_vl(to: Path, target: Path) -> Path:
+    """RoPE of three kinds of positions, which are equal in text."""
+    return with_rope(checkpoints.eagle3(to, target), type="mrope", mrope_section=[2, 3, 3])
+
+
+def specforge_qwen3_vl(to: Path, target: Path) -> Path:
+    """RoPE of no named type, its sections side by side."""
+    folder = checkpoints.eagle3(to, target)
+    return with_rope(folder, mrope_interleaved=True, mrope_section=[2, 3, 3])
+
+
 def speculators_eagle(to: Path, target: Path) -> Path:
     """nm-testing, HASS: words of its own for every part."""
     return checkpoints.speculators_eagle(to, target, layernorms=True, bias=True)
@@ -132,7 +186,26 @@ def speculators_eagle(to: Path, target: Path) -> Path:
 
 LAYOUTS = {
     "EAGLE": (eagle_llama2, speculators_eagle),
-    "EAGLE3": (eagle3_original, eagle3_sharded, specforge, modelopt, speculators),
+    "EAGLE3": (
+        eagle3_original,
+        eagle3_sharded,
+        specforge,
+        modelopt,
+        speculators,
+        specforge_gpt_oss,
+        speculators_gpt_oss,
+        specforge_llama4,
+        specforge_qwen2_5_vl,
+        specforge_qwen3_vl,
+    ),
+}
+# What a layout is published for, where that is no Llama.
+TARGETS = {
+    specforge_gpt_oss: "gptoss",
+    speculators_gpt_oss: "gptoss",
+    specforge_llama4: "llama4",
+    specforge_qwen2_5_vl: "qwen2_5_vl",
+    specforge_qwen3_vl: "qwen3_vl",
 }
 CASES = [(algorithm, layout) for algorithm, made in LAYOUTS.items() for layout in made]
 
@@ -146,10 +219,11 @@ def load(algorithm: str, target: Path, draft: Path) -> LLM:
 def test_published_draft_is_converted_where_it_must_be_and_drafts(
     algorithm: str,
     layout: Callable[[Path, Path], Path],
-    target: Path,
-    plain: list[int],
+    targets: Callable[[str], Path],
+    plain: Callable[[Path], list[int]],
     tmp_path: Path,
 ) -> None:
+    target = targets(TARGETS.get(layout, "llama"))
     draft = layout(tmp_path / "draft", target)
     if not (draft / "model.safetensors").exists():
         with pytest.raises(ModelLoadError, match="specengine convert") as refusal:
@@ -159,8 +233,40 @@ def test_published_draft_is_converted_where_it_must_be_and_drafts(
         assert main([*command[1].split(), str(tmp_path / "new")]) == 0
         draft = tmp_path / "new"
     llm = load(algorithm, target, draft)
-    assert generate(llm) == plain
+    assert generate(llm) == plain(target)
     assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("layout", TARGETS)
+def test_draft_rotates_by_its_own_base_alone(
+    layout: Callable[[Path, Path], Path], targets: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Not by what its target rotates by: GPT-OSS scales with YaRN."""
+    draft = layout(tmp_path / "draft", targets(TARGETS[layout]))
+    checkpoint = EagleCheckpoint.read(str(draft))
+    table = RotaryEmbedding.from_config(checkpoint.layer_config(64)).cos_sin_cache
+    powers = torch.arange(checkpoints.HEAD_DIM // 2) / (checkpoints.HEAD_DIM // 2)
+    base = checkpoint.layer_raw["rope_theta"]
+    angles = torch.arange(64)[:, None] / torch.pow(torch.tensor(base), powers)
+    torch.testing.assert_close(table, torch.cat([angles.cos(), angles.sin()], dim=-1))
+
+
+def test_draft_of_experts_is_refused(targets: Callable[[str], Path], tmp_path: Path) -> None:
+    """SpecForge trains one for GPT-OSS, too: GptOssForCausalLMEagle3."""
+    target = targets("gptoss")
+    draft = checkpoints.eagle3(tmp_path / "draft", target)
+    raw = json.loads((draft / "config.json").read_text())
+    tensors = load_file(draft / "model.safetensors")
+    for name in ("gate", "up", "down"):
+        del tensors[f"midlayer.mlp.{name}_proj.weight"]
+    size = raw["hidden_size"]
+    tensors["midlayer.mlp.router.weight"] = torch.randn(4, size)
+    tensors["midlayer.mlp.experts.gate_up_proj"] = torch.randn(4, size, 2 * size)
+    tensors["midlayer.mlp.experts.down_proj"] = torch.randn(4, size, size)
+    raw |= {"architectures": ["GptOssForCausalLMEagle3"], "model_type": "gpt_oss"}
+    checkpoints.save(draft, tensors, raw)
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.mlp\.experts\.down_proj .* no such parameter"):
+        load("EAGLE3", target, draft)
 
 
 def test_converted_draft_has_the_tensors_and_the_fields_that_only_they_said(
