@@ -4,6 +4,7 @@ not fit, refused by name."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.dflash.worker import DFlashWorker
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
 from tests.draft.dflash_reading import DFlashReading
+from tests.support.families import VOCAB
 
 PROMPTS = ["abcabcabcabcabc", "The quick brown fox", "x"]
 
@@ -82,19 +84,46 @@ def as_speculators(folder: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("layout", ["z-lab", "speculators"])
+def as_z_lab(folder: Path, to: Path) -> Path:
+    """As it is, for a target of the vocabulary that the suite's small models have."""
+    shutil.copytree(folder, to)
+    raw = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**raw, "vocab_size": VOCAB}))
+    return to
+
+
+# A Llama; a mixture of experts; recurrent layers; latent attention.
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [
+        ("z-lab", None),
+        ("speculators", None),
+        ("z-lab", "qwen3moe"),
+        ("z-lab", "qwen3next"),
+        ("z-lab", "deepseekv3"),
+    ],
+)
 def test_blocks_follow_the_equations_in_batches_and_over_rounds(
-    layout: str, tiny: TinyModels, tmp_path: Path, rounds: list[Round]
+    layout: str,
+    family: str | None,
+    tiny: TinyModels,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    rounds: list[Round],
 ) -> None:
     """Prompts come in whole and in chunks, one beside rounds of others. On the CPU, where rounds
     are the host's, also beside a GPU."""
     torch.manual_seed(4)
-    draft = tiny.dflash if layout == "z-lab" else as_speculators(tiny.dflash, tmp_path / "draft")
+    target, draft = tiny.target, tiny.dflash
+    if layout == "speculators":
+        draft = as_speculators(draft, tmp_path / "draft")
+    if family is not None:
+        target, draft = small_models[family], as_z_lab(draft, tmp_path / "draft")
     flags = {"chunked_prefill_size": 16, "enable_mixed_chunk": True}
-    llm = make(tiny.target, draft, device="cpu", **flags)
-    plain = LLM(str(tiny.target), device="cpu", dtype="float32", max_total_tokens=1024)
+    llm = make(target, draft, device="cpu", **flags)
+    plain = LLM(str(target), device="cpu", dtype="float32", max_total_tokens=1024)
     assert texts(llm) == texts(plain)
-    reading, compared = DFlashReading(draft, tiny.target), 0
+    reading, compared = DFlashReading(draft, target), 0
     for one in rounds:
         for text, depth, found_DV in zip(one.texts, one.depths, one.logits_BDV, strict=True):
             if depth:

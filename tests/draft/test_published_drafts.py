@@ -265,7 +265,9 @@ def test_draft_of_experts_is_refused(targets: Callable[[str], Path], tmp_path: P
     tensors["midlayer.mlp.experts.down_proj"] = torch.randn(4, size, size)
     raw |= {"architectures": ["GptOssForCausalLMEagle3"], "model_type": "gpt_oss"}
     checkpoints.save(draft, tensors, raw)
-    with pytest.raises(ModelLoadError, match=r"layers\.0\.mlp\.experts\.down_proj .* no such parameter"):
+    with pytest.raises(
+        ModelLoadError, match=r"layers\.0\.mlp\.experts\.down_proj .* no such parameter"
+    ):
         load("EAGLE3", target, draft)
 
 
