@@ -224,7 +224,11 @@ SOURCES = (
         "llama",
         (given("algorithm"), "hybrid"),
     ),
-    Source(f"{_IDENTITY}_families.py::test_random_eagle3_changes_no_token", _FAMILY, ("EAGLE3",)),
+    Source(
+        f"{_IDENTITY}_families.py::test_random_eagle3_changes_no_token",
+        lambda test, case: tuple(test.CASES),
+        ("EAGLE3",),
+    ),
     Source(f"{_IDENTITY}_experts.py::test_random_eagle3_changes_no_token", _FAMILY, ("EAGLE3",)),
     Source(
         f"{_MTP}published_mtp.py::test_published_layer_drafts_and_changes_no_token",
