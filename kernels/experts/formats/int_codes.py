@@ -99,14 +99,20 @@ def _sums(
     inputs = x_ptr + rows.to(tl.int64)[None, :] * columns
     order = order_ptr + expert.to(tl.int64) * columns + low
     sums = tl.zeros((OUTS, ROWS), tl.float32)
-    for block in range(0, columns // BLOCK_K):
+    steps = columns // BLOCK_K
+    scales, zeros = scale_ptr + place * groups, zero_ptr + place * groups
+    scale = tl.load(scales, mask=is_out, other=0.0)
+    if HAS_ZERO:
+        zero = tl.load(zeros, mask=is_out, other=0)
+    for block in range(0, steps):
         codes = tl.load(weights + block * BYTES, mask=is_out[:, None], other=0)
         column = block * BLOCK_K + low
         if HAS_ORDER:
             column = tl.load(order + block * BLOCK_K)
         x = tl.load(inputs + column[:, None], mask=is_row[None, :], other=0.0)
-        at = place * groups + block * BLOCK_K // GROUP
-        scale = tl.load(scale_ptr + at, mask=is_out, other=0.0).to(tl.float32)
+        # What the next step's sums are scaled by is on its way before this step's product waits.
+        behind_it = tl.minimum(block + 1, steps - 1) * BLOCK_K // GROUP
+        next_scale = tl.load(scales + behind_it, mask=is_out, other=0.0)
         if BITS == 4:
             w, w_behind = _halves(codes, WIDE, FORM[4])
             column = block * BLOCK_K + low + 16
@@ -122,9 +128,11 @@ def _sums(
             total = tl.sum(x.to(tl.float32), axis=0)
             if BITS == 4:
                 total += tl.sum(behind.to(tl.float32), axis=0)
-            zero = tl.load(zero_ptr + at, mask=is_out, other=0).to(tl.float32)
-            part -= (zero - (1 << (BITS - 1)))[:, None] * total[None, :]
-        sums += part * scale[:, None]
+            next_zero = tl.load(zeros + behind_it, mask=is_out, other=0)
+            part -= (zero.to(tl.float32) - (1 << (BITS - 1)))[:, None] * total[None, :]
+            zero = next_zero
+        sums += part * scale.to(tl.float32)[:, None]
+        scale = next_scale
     return sums
 
 
