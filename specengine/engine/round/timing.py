@@ -70,8 +70,9 @@ def pretend_context(
     rows_B: Tensor, table: Tensor, state: RoundState, slots: int, context: int
 ) -> Iterator[None]:
     """Rounds inside see requests of so many tokens each, in slots of their own as far as there are
-    as many; those of no context write to slot 0. They read whatever lies there, and what they write
-    means nothing. No request may have a row, or KV. Afterwards all rows are as empty as before.
+    as many: requests that shared slots would attend to the same KV, and choose the same experts.
+    They read whatever lies there, and what they write means nothing. No request may have a row, or
+    KV. Afterwards all rows are as empty as before.
 
     rows_B: of the page table, that rounds take; zeros. table: int32 [rows, context length].
     """
@@ -83,8 +84,7 @@ def pretend_context(
     firsts_B = _ALIGNED + torch.arange(count, device=device) % places * each
     slots_BW = firsts_B[:, None] + torch.arange(width, device=device)
     try:
-        if context:
-            table[rows, :width] = slots_BW.clamp(max=slots - 1).int()
+        table[rows, :width] = slots_BW.clamp(max=max(slots - 1, 0)).int()
         state.lens[rows] = context
         rows_B.copy_(1 + torch.arange(size, device=device) % max(count, 1))
         yield

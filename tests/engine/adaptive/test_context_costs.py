@@ -26,7 +26,7 @@ def rounds(target: Path, drafters: dict[str, str]) -> RoundExecutor:
     return run_on_device(make(target, chain_of("EAGLE3", drafters), device="cpu"))
 
 
-@pytest.mark.parametrize("text", [40, 100])
+@pytest.mark.parametrize("text", [0, 40, 100])
 def test_pretended_requests_have_slots_of_their_own(rounds: RoundExecutor, text: int) -> None:
     table, rows_B, slots = rounds.table, rounds.rows[:4], 1024
     with pretend_context(rows_B, table, rounds.state, slots, text):
