@@ -62,15 +62,50 @@ class Point:
     read_by_layer: list[float] = field(default_factory=list)
 
 
+class Choices:
+    """Which experts the rows of the last forward chose. ids: of each layer by its number, int64
+    [rows, chosen]; of a captured graph what each replay writes."""
+
+    def __init__(self, model: Any) -> None:
+        """Raises SystemExit for a model without experts."""
+        self.layers = [one for one in model.modules() if isinstance(one, SparseMLP)]
+        if not self.layers:
+            sys.exit("no layer of this model has experts: there is nothing to count")
+        self.ids: dict[int, Tensor] = {}
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Of what runs, or is captured, meanwhile."""
+        for number, layer in enumerate(self.layers):
+            layer.gate.choose = self._seen(number, layer.gate.choose)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                del layer.gate.choose
+
+    def _seen(self, number: int, choose: Callable[[Tensor], Chosen]) -> Callable[[Tensor], Chosen]:
+        def chosen(x: Tensor) -> Chosen:
+            found = choose(x)
+            self.ids[number] = found.ids_TK
+            return found
+
+        return chosen
+
+    def read(self) -> Tensor:
+        """int64 [layers], distinct experts of each layer; 0 of those that were not run."""
+        numbers = range(len(self.layers))
+        return torch.tensor([self.ids[n].unique().numel() if n in self.ids else 0 for n in numbers])
+
+
 class RoutingCounter:
     """Distinct experts by layer, summed over decoding steps of `batch_size` requests."""
 
-    def __init__(self, layers: list[SparseMLP]) -> None:
-        self.layers = layers
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
         self.batch_size = 0
         self.steps = 0
-        self.totals = torch.zeros(len(layers), dtype=torch.int64)
-        self._ids: dict[int, Tensor] = {}  # of the forward that runs, by layer
+        self.totals = torch.zeros(len(choices.layers), dtype=torch.int64)
 
     def start(self, batch_size: int) -> None:
         self.batch_size, self.steps = batch_size, 0
@@ -79,40 +114,25 @@ class RoutingCounter:
     @contextmanager
     def watching(self, llm: LLM) -> Iterator[None]:
         """Decoding runs eagerly meanwhile."""
-        for number, layer in enumerate(self.layers):
-            layer.gate.choose = self._seen(number, layer.gate.choose)  # type: ignore[method-assign]
         hook = llm.add_layer_hook("layers.0", self._end)
         try:
-            yield
+            with self.choices.recorded():
+                yield
         finally:
             hook.remove()
-            for layer in self.layers:
-                del layer.gate.choose
-
-    def _seen(self, number: int, choose: Callable[[Tensor], Chosen]) -> Callable[[Tensor], Chosen]:
-        def chosen(x: Tensor) -> Chosen:
-            found = choose(x)
-            self._ids[number] = found.ids_TK
-            return found
-
-        return chosen
 
     def _end(self, output: LayerOutput) -> None:
         """After a whole forward: layers.0 is reported behind the last layer."""
         if output.mode.is_decode() and len(output.tokens_T) == self.batch_size:
             self.steps += 1
-            for number, ids in self._ids.items():
-                self.totals[number] += ids.unique().numel()
-        self._ids.clear()
+            self.totals += self.choices.read()
+        self.choices.ids.clear()
 
 
 def measure(llm: LLM, work: Workload, card: Card) -> Iterator[Point]:
     """Raises SystemExit for a model without experts."""
     model: Any = llm.engine.parts.worker.runner.model
-    layers = [one for one in model.modules() if isinstance(one, SparseMLP)]
-    if not layers:
-        sys.exit("no layer of this model has experts: there is nothing to count")
-    counter, weights = RoutingCounter(layers), weights_of(model)
+    counter, weights = RoutingCounter(Choices(model)), weights_of(model)
     with counter.watching(llm):
         for size in work.batch_sizes:
             counter.start(size)
