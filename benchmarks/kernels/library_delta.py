@@ -542,12 +542,13 @@ def time_row(kind: Kind, ways: dict[str, Way], requests: int, width: int) -> dic
     """Microseconds a layer."""
     layers = max(2, min(36, 512 // (requests * width)))
     work = kind.work(requests, width, layers)
-    graphs, held = dict[str, Any](), dict[str, list[Any]]()
+    # A graph reads what its way made outside of it: both are kept until it has run.
+    graphs, held = dict[str, Any](), list[tuple[Callable[[int], Result], list[Any]]]()
     with tuned_quickly():
         for name, way in ways.items():
-            held[name] = []
             try:
-                graphs[name] = captured(partial(every, way(work), layers, held[name]))
+                held.append((way(work), []))
+                graphs[name] = captured(partial(every, held[-1][0], layers, held[-1][1]))
             except Exception as problem:
                 print(f"{name}, {requests} x {width}: {type(problem).__name__}: {problem}")
         return in_turns(graphs, layers)
