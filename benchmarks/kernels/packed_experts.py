@@ -1,13 +1,14 @@
 """Experts in 8 and 4 bits in Triton beside those in bfloat16: errors, and microseconds by rows.
 
-    python -m benchmarks.kernels.packed_experts [--json FILE] [--sweep] [--compile PART/PARTS]
+    python -m benchmarks.kernels.packed_experts [--json FILE] [--sweep]
         [--cases qwen3-30b-a3b:fp8-blocks …]
 
-As benchmarks/kernels/experts.py: a layer's two products in a CUDA graph, over the weights of
+Formats: FP8 in blocks and by row, MXFP4; whole numbers of 4 bits in groups of 128 (int4: symmetric
+AWQ, GPTQ and W4A16; int4-zeros; int4-order: act-order) and of 8; blocks of GGUF that are kept. As
+benchmarks/kernels/experts.py: a layer's two products in a CUDA graph, over the weights of
 several layers; rows choose experts evenly. "limit" is the time to read the chosen experts once at
-the speed that this card copies at. --sweep: tiles too. --compile only compiles a part of what would
-be timed, so that several processes can do it side by side before. A format that is wrong is said
-so, and not timed.
+the speed that this card copies at. --sweep: tiles too, each compared with those in force. What is
+wrong is said so, and not timed. All is compiled before, on all cores.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from benchmarks.kernels.experts import (
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts import experts_triton, packed_triton, route_triton
 from specengine.kernels.experts.experts import experts
-from specengine.kernels.experts.formats import int_codes
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import PACKED, Tile, Tiles, are_few
 from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
+from specengine.kernels.precompile import precompile
 
 CASES = [
     "qwen3-30b-a3b:fp8-blocks",
@@ -53,6 +54,7 @@ LAYERS = 4  # whose weights take turns
 ROWS = (1, 4, 16, 64, 256, 2048)
 SWEPT = (1, 16, 64, 256, 2048)
 FEW = [(16, 4, 4), (32, 4, 3), (32, 4, 4), (64, 4, 3), (64, 8, 3)]  # outs of gate, warps, stages
+DEEP = [(16, 4, 8), (32, 4, 6), (32, 4, 8), (64, 4, 6), (64, 8, 6)]  # where steps have one width
 MANY = [
     Tiles(Tile(rows, outs, 128, warps, 3), Tile(rows, 2 * outs, 128, warps, 3))
     for rows, outs, warps in ((16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 64, 8), (128, 64, 8))
@@ -69,9 +71,26 @@ def fp8_rows(rows: int, columns: int, seed: int) -> Fp8Weight:
     return Fp8Weight(_fp8(rows, columns, seed), scale, 1, columns, Fp8Input())
 
 
-def int4(rows: int, columns: int, seed: int) -> IntWeight:
-    scale = torch.full((rows, columns // 128), columns**-0.5 / 4.6, device=CUDA)
-    return IntWeight(_bytes(rows, columns // 2, seed), scale.bfloat16(), None, 4, 128)
+def whole_numbers(
+    bits: int,
+    group: int = 128,
+    scales: torch.dtype = torch.bfloat16,
+    zeros: torch.dtype | None = None,
+    has_order: bool = False,
+) -> Callable[[int, int, int], IntWeight]:
+    """zeros: their type; of float32 no whole numbers."""
+    middle = (1 << (bits - 1)) + (0.25 if zeros == torch.float32 else 0)
+
+    def make(rows: int, columns: int, seed: int) -> IntWeight:
+        step = columns**-0.5 * 12**0.5 / 2**bits  # codes are drawn evenly
+        scale = torch.full((rows, columns // group), step, device=CUDA)
+        zero = None if zeros is None else torch.full_like(scale, middle, dtype=zeros)
+        generator = torch.Generator(CUDA).manual_seed(seed)
+        order = torch.randperm(columns, device=CUDA, generator=generator) if has_order else None
+        codes = _bytes(rows, columns * bits // 8, seed)
+        return IntWeight(codes, scale.to(scales), zero, bits, group, order)
+
+    return make
 
 
 def mxfp4(rows: int, columns: int, seed: int) -> Mxfp4Weight:
@@ -83,8 +102,16 @@ def mxfp4(rows: int, columns: int, seed: int) -> Mxfp4Weight:
 FORMATS: dict[str, tuple[str, Callable[[int, int, int], Any]]] = {
     "fp8-blocks": ("fp8", fp8_blocks),
     "fp8-rows": ("fp8", fp8_rows),
-    "int4": ("int", int4),
     "mxfp4": ("mxfp4", mxfp4),
+    "int4": ("int", whole_numbers(4)),
+    "int4-zeros": ("int", whole_numbers(4, zeros=torch.uint8)),
+    "int4-order": ("int", whole_numbers(4, has_order=True)),
+    "int8": ("int", whole_numbers(8)),
+    # Blocks of GGUF, as layers/quantization/gguf.py keeps them.
+    "q4_0": ("int", whole_numbers(4, 32, torch.float16)),
+    "q4_k": ("int", whole_numbers(4, 32, torch.float32, torch.float32)),
+    "q6_k": ("int", whole_numbers(8, 16, torch.float32)),
+    "q8_0": ("int", whole_numbers(8, 32, torch.float16)),
 }
 
 
@@ -177,28 +204,38 @@ class Bench:
         return read * num_bytes / self.shape.count / self.speed * 1e6
 
 
-def candidates(rows: int) -> list[Tiles]:
+def candidates(rows: int, weights: PackedExpertWeights) -> list[Tiles]:
+    """Those that differ for this format, whose steps take no more columns than share a scale."""
+    most = weights.down.format.operands(weights.down, torch.bfloat16, None).most_columns
     if not are_few(rows, 8):
-        return MANY
+        narrow = (changed(one, stages=6) for one in MANY if most < 128)
+        return [changed(one, inputs=min(one.gate_up.inputs, most)) for one in (*MANY, *narrow)]
     usual = PACKED.tiles_of(rows, 128, 8)
-    found = []
-    for columns in (128, 256):
-        for outs, warps, stages in FEW:
+    usual, found = changed(usual, inputs=min(usual.gate_up.inputs, most)), list[Tiles]()
+    widths = sorted({min(columns, most) for columns in (128, 256)})
+    for columns in widths:
+        for outs, warps, stages in (*FEW, *(DEEP if len(widths) == 1 else ())):
             found.append(replace(usual, gate_up=Tile(16, outs, columns, warps, stages)))
             found.append(replace(usual, down=Tile(16, 2 * outs, columns, warps, stages)))
-    return found
+    return list(dict.fromkeys(found))
 
 
-def compile_part(shape: Shape, weights: PackedExpertWeights, router: Router, part: str) -> None:
-    own, parts = (int(one) for one in part.split("/"))
-    wanted = [(rows, tiles) for rows in (1, 2048) for tiles in (None, *candidates(rows))]
-    for rows, tiles in wanted[own::parts]:
-        x = rows_of(shape, rows)
-        chosen = route_triton.route(x, router, Routing(shape.chosen))
-        try:
-            experts_triton.experts(x, chosen, weights, tiles)
-        except Exception as error:
-            print("left out", rows, tiles, type(error).__name__, str(error)[:80], flush=True)
+def changed(tiles: Tiles, **fields: int) -> Tiles:
+    """Of both products."""
+    both = (replace(one, **fields) for one in (tiles.gate_up, tiles.down))
+    return replace(tiles, **dict(zip(("gate_up", "down"), both, strict=True)))
+
+
+def compile_all(bench: Bench, weights: PackedExpertWeights, sweeps: bool) -> None:
+    with precompile():
+        for rows in ROWS:
+            x = rows_of(bench.shape, rows)
+            chosen = route_triton.route(x, bench.routers[0], Routing(bench.shape.chosen))
+            wanted = candidates(rows, weights) if sweeps and rows in SWEPT else []
+            for tiles in (None, *wanted):
+                experts_triton.experts(x, chosen, weights, tiles)
+            for _ in switched(weights):
+                experts_triton.experts(x, chosen, weights)
 
 
 def main() -> None:
@@ -206,14 +243,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="SHAPE:FORMAT")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--compile", metavar="PART/PARTS")
     args = parser.parse_args()
     cases = [tuple(one.split(":")) for one in args.cases]
-    if args.compile:
-        for name, form in cases:
-            router, _ = draw(replace(SHAPES[name], inner=32), 0)
-            compile_part(SHAPES[name], pack(SHAPES[name], form, count()), router, args.compile)
-        return
     speed = copy_speed()
     report: dict[str, Any] = {"card": torch.cuda.get_device_name(), "copy": speed, "cases": []}
     print(report["card"], f"a copy moves {speed / 1e12:.2f} TB/s", flush=True)
@@ -222,6 +253,7 @@ def main() -> None:
         if bench is None or bench.shape is not SHAPES[name]:
             bench = Bench.of(SHAPES[name], speed)
         layers = [pack(bench.shape, form, count()) for _ in range(LAYERS)]
+        compile_all(bench, layers[0], args.sweep)
         report["cases"].append({"shape": name, "format": form} | measure(bench, form, layers))
         swept.append((bench, layers, report["cases"][-1]))
         write(args.json, report)
@@ -259,36 +291,54 @@ def measure(bench: Bench, form: str, layers: list[PackedExpertWeights]) -> dict[
 def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[int, float]]:
     """With the other value of each switch of the kernels that concerns the format."""
     found = {}
+    for name, value in switched(layers[0]):
+        wrong = check(bench.shape, bench.routers[0], layers[0], {})
+        print(name, value, wrong or "is right", flush=True)
+        found[f"{name} {value} us"] = {rows: bench.us(rows, layers) for rows in ROWS}
+    return found
+
+
+def switched(weights: PackedExpertWeights) -> Iterator[tuple[str, bool]]:
+    """Each of these switches in turn, and the value that it has meanwhile."""
     switches: dict[type, list[tuple[Any, str]]] = {
         Fp8Weight: [(packed_triton, "ROUNDS_INSIDE")],
-        IntWeight: [(int_codes, "LOOKS_UP")],
+        IntWeight: [],
         Mxfp4Weight: [],
     }
-    for module, name in switches[layers[0].gate_up.format.holds]:
+    for module, name in switches[weights.gate_up.format.holds]:
         before = getattr(module, name)
         setattr(module, name, not before)
-        wrong = check(bench.shape, bench.routers[0], layers[0], {})
-        print(name, not before, wrong or "is right", flush=True)
-        found[f"{name} {not before} us"] = {rows: bench.us(rows, layers) for rows in ROWS}
-        setattr(module, name, before)
-    return found
+        try:
+            yield name, not before
+        finally:
+            setattr(module, name, before)
 
 
 def sweep(bench: Bench, layers: list[PackedExpertWeights]) -> Iterator[dict[str, Any]]:
     for rows in SWEPT:
         found = []
-        for tiles in candidates(rows):
+        x, chosen = rows_of(bench.shape, rows), bench.picked(rows)[0]
+        truth = summed(experts_triton.experts(x, chosen, layers[0])).double()
+        for tiles in candidates(rows, layers[0]):
             try:
+                out = summed(experts_triton.experts(x, chosen, layers[0], tiles)).double()
+                error = ((out - truth).norm() / truth.norm()).item()
                 took = bench.us(rows, layers, tiles)
-            except Exception as error:  # out of shared memory
+            except Exception as problem:  # out of shared memory
                 torch.cuda.synchronize()
-                print(rows, tiles, type(error).__name__, str(error)[:80], flush=True)
+                print(rows, tiles, type(problem).__name__, str(problem)[:80], flush=True)
+                continue
+            if not error < 0.015:
+                print(f"{rows} rows, wrong by {error:.3g}: {tiles}", flush=True)
                 continue
             found.append({"rows": rows, "us": took, "gate_up": str(tiles.gate_up)})
             found[-1]["down"] = str(tiles.down)
+        now = bench.us(rows, layers)
+        print(f"  {rows} rows {now:.1f} us with the tiles in force", flush=True)
         found.sort(key=lambda one: one["us"])
         for one in found[:6]:
             print(f"  {rows} rows {one['us']:.1f} us {one['gate_up']} {one['down']}", flush=True)
+        yield {"rows": rows, "us": now, "gate_up": "in force", "down": "in force"}
         yield from found
 
 

@@ -1,13 +1,14 @@
 """Products with FP8 and 4-bit weights on a GPU: checked, then microseconds at the layers of an 8B.
 
-    python benchmarks/kernels/quantised.py [--json FILE] [--no-sweep]
+    python benchmarks/kernels/quantised.py [--json FILE] [--no-sweep] [--forms "int4 zeros" q4_k …]
 
-Each kernel is first compared with a product in float64 of the same codes, and each row with itself
-beside other rows, bit for bit. Then every form at every number of rows beside torch.matmul in
-bfloat16 and torch._scaled_mm, inputs rounded in time; then the tiles of the Triton kernels that
-widen weights, at few rows (of codes on both sides: fp8_products.py). Weights are copied until they
-exceed the L2 cache, and a time is that of a captured graph over the copies. Takes about a minute on
-an H100, half of which compiles.
+Forms beside FP8: 4 bits in groups of 128 (symmetric AWQ, GPTQ, W4A16), the same with whole zeros,
+and blocks of GGUF that are kept. Each kernel is first compared with a product in float64 of the
+same codes, and each row with itself beside other rows, bit for bit. Then every form at every number
+of rows beside torch.matmul in bfloat16 and torch._scaled_mm, inputs rounded in time; then the tiles
+of the Triton kernels that widen weights, at few rows (of codes on both sides: fp8_products.py).
+Weights are copied until they exceed the L2 cache, and a time is that of a captured graph over the
+copies. All forms take some two minutes on an H100, half of which compiles.
 """
 
 from __future__ import annotations
@@ -45,13 +46,20 @@ SHAPES = {
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SWEPT_ROWS = (1, 8, 32, 64)
-TILES = [
+TILES = tuple(
     Tile(outs, columns, splits, warps, stages)
     for (outs, warps), (columns, stages), splits in product(
         ((16, 2), (32, 4), (64, 4), (128, 8)), ((128, 4), (256, 3)), (1, 2, 4)
     )
     if outs * columns * stages <= 98304
-]
+)
+# Of groups of 32 columns or fewer, which a step takes at most.
+NARROW_TILES = tuple(
+    Tile(outs, 32, splits, warps, stages)
+    for (outs, warps), stages, splits in product(
+        ((16, 2), (32, 4), (64, 4), (128, 8)), (3, 5, 8), (1, 4)
+    )
+)
 GROUP = 128
 L2_BYTES = 200 << 20  # more than twice what an H100 or H200 has
 
@@ -59,12 +67,13 @@ L2_BYTES = 200 << 20  # more than twice what an H100 or H200 has
 @dataclass(frozen=True)
 class Form:
     """make: weight bfloat16 [N, K] -> what multiply takes. bits: of a weight. tiled: the kernel
-    with a tile, where it has some."""
+    with a tile, where it has some. tiles: to try."""
 
     make: Callable[[Tensor], Any]
     multiply: Callable[[Tensor, Any], Tensor]
     bits: float
     tiled: Callable[[Tensor, Any, Tile], Tensor] | None = None
+    tiles: Sequence[Tile] = TILES
 
 
 def by_block(weight: Tensor) -> Fp8Weight:
@@ -75,12 +84,23 @@ def by_block(weight: Tensor) -> Fp8Weight:
 
 
 def four_bits(weight: Tensor, has_zero: bool) -> IntWeight:
-    groups = weight.float().view(len(weight), -1, GROUP)
-    scale = (groups.abs().amax(2) / 7.5).to(torch.float16)
-    codes = (groups / scale.float()[:, :, None] + 8).round().clamp(0, 15)
-    zero = torch.full(scale.shape, 8, dtype=torch.uint8, device=weight.device)
+    return whole_numbers(weight, 4, GROUP, torch.uint8 if has_zero else None)
+
+
+def whole_numbers(
+    weight: Tensor, bits: int, group: int, zero: torch.dtype | None = None
+) -> IntWeight:
+    """Rounded in groups of columns. zero: the middle of the range, in this type; of float32 0.25
+    above it, as GGUF's zeros are no whole numbers, with scales in float32."""
+    middle = 1 << (bits - 1)
+    groups = weight.float().view(len(weight), -1, group)
+    scale = groups.abs().amax(2) / (middle - 0.5)
+    scale = scale if zero == torch.float32 else scale.to(torch.float16)
+    shift = 0.25 if zero == torch.float32 else 0.0
+    codes = (groups / scale.float()[:, :, None] + middle + shift).round().clamp(0, 2 * middle - 1)
+    zeros = None if zero is None else torch.full_like(scale, middle + shift, dtype=zero)
     packed = codes.to(torch.uint8).view(weight.shape)
-    return IntWeight.pack(packed, scale, zero if has_zero else None, 4)
+    return IntWeight.pack(packed, scale, zeros, bits)
 
 
 def scaled_mm(x: Tensor, weight: Fp8Weight) -> Tensor:
@@ -104,7 +124,13 @@ FORMS: dict[str, Form] = {
     "fp8 w8a16": Form(lambda w: replace(Fp8Weight.of(w), input=None), fp8_linear, 8, fp8_tiled),
     "fp8 blocks": Form(by_block, fp8_linear, 8),
     "int4": Form(lambda w: four_bits(w, False), int_linear, 4.125, int_tiled),
-    "int4 zeros": Form(lambda w: four_bits(w, True), int_linear, 4.19),
+    "int4 zeros": Form(lambda w: four_bits(w, True), int_linear, 4.19, int_tiled),
+    # Blocks of GGUF, as layers/quantization/gguf.py keeps them.
+    "q4_0": Form(lambda w: whole_numbers(w, 4, 32), int_linear, 4.5, int_tiled, NARROW_TILES),
+    "q4_k": Form(
+        lambda w: whole_numbers(w, 4, 32, torch.float32), int_linear, 6, int_tiled, NARROW_TILES
+    ),
+    "q8_0": Form(lambda w: whole_numbers(w, 8, 32), int_linear, 8.5, int_tiled, NARROW_TILES),
 }
 
 
@@ -126,8 +152,8 @@ def expected(x: Tensor, weight: Any) -> Tensor:
 def check(weights: dict[str, Any]) -> list[dict[str, Any]]:
     """Largest error of each form beside the largest value, and whether a row alone is itself."""
     found = []
-    for name, form in FORMS.items():
-        weight = weights[name]
+    for name, weight in weights.items():
+        form = FORMS[name]
         x = draw(256, SHAPES["o"][1])
         truth = expected(x, weight)
         for rows in (1, 5, 16, 64, 256):
@@ -142,11 +168,12 @@ def check(weights: dict[str, Any]) -> list[dict[str, Any]]:
 def check_tiles(weights: dict[str, Any]) -> list[str]:
     """Tiles whose products are wrong."""
     wrong, x = [], draw(37, SHAPES["o"][1])
-    for name, form in FORMS.items():
+    for name, weight in weights.items():
+        form = FORMS[name]
         if form.tiled is not None:
-            truth = expected(x, weights[name])
-            for tile in TILES:
-                error = (form.tiled(x, weights[name], tile).double() - truth).abs().max()
+            truth = expected(x, weight)
+            for tile in form.tiles:
+                error = (form.tiled(x, weight, tile).double() - truth).abs().max()
                 if float(error / truth.abs().max()) > 0.01:
                     wrong.append(f"{name} {tile}: {float(error)}")
     return wrong
@@ -190,9 +217,11 @@ def _copy(made: Any) -> Any:
     return replace(made, **{name: value.clone() for name, value in held.items()})
 
 
-def time_shape(shape: str, weight: Tensor, sweeps: bool) -> tuple[list[Any], list[Any]]:
+def time_shape(
+    shape: str, weight: Tensor, sweeps: bool, forms: dict[str, Form]
+) -> tuple[list[Any], list[Any]]:
     rows_us, swept = [], []
-    for name, form in FORMS.items():
+    for name, form in forms.items():
         held = copies_of(form.make, weight, form.bits)
         read = weight.numel() * form.bits / 8
         for rows in ROWS:
@@ -203,7 +232,7 @@ def time_shape(shape: str, weight: Tensor, sweeps: bool) -> tuple[list[Any], lis
             )
         for rows in SWEPT_ROWS if sweeps and form.tiled is not None else ():
             x = draw(rows, weight.shape[1])
-            for tile in TILES:
+            for tile in form.tiles:
                 us = graph_us(partial(_tiled, form, x, tile), held)
                 swept.append(
                     {"shape": shape, "form": name, "rows": rows, "tile": str(tile), "us": us}
@@ -211,15 +240,15 @@ def time_shape(shape: str, weight: Tensor, sweeps: bool) -> tuple[list[Any], lis
     return rows_us, swept
 
 
-def compile_all(weight: Tensor, sweeps: bool) -> None:
+def compile_all(weight: Tensor, sweeps: bool, forms: dict[str, Form]) -> None:
     """On all cores, before anything is timed."""
     with precompile():
-        for form in FORMS.values():
+        for form in forms.values():
             made = form.make(weight)
             for rows in (1, 17, 33, 64, 128, 256):
                 x = draw(rows, weight.shape[1])
                 form.multiply(x, made)
-                for tile in TILES if sweeps and form.tiled and rows <= 64 else ():
+                for tile in form.tiles if sweeps and form.tiled and rows <= 64 else ():
                     _tiled(form, x, tile, made)
 
 
@@ -227,7 +256,7 @@ def print_table(rows_us: Sequence[dict[str, Any]]) -> None:
     for shape in SHAPES:
         print(f"\n{shape} {list(SHAPES[shape])}, us a product (TB/s of weights)")
         print(f"{'form':>14}" + "".join(f"{rows:>14}" for rows in ROWS))
-        for name in FORMS:
+        for name in dict.fromkeys(one["form"] for one in rows_us):
             found = [one for one in rows_us if one["shape"] == shape and one["form"] == name]
             cells = (f"{one['us']:7.1f} ({one['TB/s']:4.2f})" for one in found)
             print(f"{name:>14}" + "".join(f"{cell:>14}" for cell in cells))
@@ -250,12 +279,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--no-sweep", action="store_true", help="time the chosen tiles alone")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     args = parser.parse_args()
     torch.manual_seed(0)
-    sweeps = not args.no_sweep
+    sweeps, forms = not args.no_sweep, {name: FORMS[name] for name in args.forms}
     weight = draw(*SHAPES["o"], SHAPES["o"][1] ** -0.5)
-    compile_all(weight, sweeps)
-    weights = {name: form.make(weight) for name, form in FORMS.items()}
+    compile_all(weight, sweeps, forms)
+    weights = {name: form.make(weight) for name, form in forms.items()}
     checks = check(weights)
     for one in checks:
         print(one)
@@ -264,7 +294,7 @@ def main() -> None:
     assert all(one["error"] < 0.01 for one in checks), "a kernel is wrong"
     rows_us, swept = [], []
     for shape, size in SHAPES.items():
-        timed, tiles = time_shape(shape, draw(*size, size[1] ** -0.5), sweeps)
+        timed, tiles = time_shape(shape, draw(*size, size[1] ** -0.5), sweeps, forms)
         rows_us += timed
         swept += tiles
     print_table(rows_us)

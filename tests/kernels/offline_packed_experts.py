@@ -81,8 +81,8 @@ def main(num_rows: list[int]) -> None:
     JITFunction.run = compile_only
     for module in (experts_triton, order_triton, packed_triton):
         module.has_dependent_launch = lambda _: True
-    for looks_up, form in product((False, True), FORMS):
-        int_codes.LOOKS_UP = looks_up
+    for in_pairs, form in product((False, True), FORMS):
+        int_codes.IN_PAIRS = in_pairs
         both = stacked(form, 2 * INNER, HIDDEN), stacked(form, HIDDEN, INNER)
         weights = PackedExpertWeights(*both)
         if form == "mxfp4":

@@ -15,7 +15,6 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import experts_triton, packed_triton, widened_triton
 from specengine.kernels.experts.experts import experts, room_for_parts
-from specengine.kernels.experts.formats import int_codes
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import Tile, Tiles
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
@@ -312,11 +311,7 @@ def test_a_row_does_not_depend_on_others(name: str, device: torch.device) -> Non
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rows", [3, 70])
-@pytest.mark.parametrize("looks_up", [False, True])
-def test_bfloat16_on_a_gpu_equals_the_reference(
-    looks_up: bool, name: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(int_codes, "LOOKS_UP", looks_up)
+def test_bfloat16_on_a_gpu_equals_the_reference(name: str, rows: int) -> None:
     cuda = torch.device("cuda")
     weights, picked = make(name, 6, cuda), choose(rows, 6, 2, cuda)
     x = inputs(rows, cuda).bfloat16()

@@ -9,12 +9,15 @@ from that is taken from its sums, and its scale is applied to them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from specengine.kernels.experts.packed import ExpertFormat, Operands, PackedExperts
+from specengine.kernels.experts.tiles import PACKED, Tile, Tiles
 from specengine.kernels.linear.quantised import IntWeight
 
 # Four bytes, the eight codes of four low and four high halves, to bfloat16 less 8: a code is put
@@ -40,14 +43,15 @@ fma.rn.bf16x2 $3, t, one, back;
 )
 
 
-# Lookups in place of arithmetic, for bfloat16. Right on an H200, not yet timed there.
-LOOKS_UP = False
+# In place of arithmetic, for bfloat16 on a card; Triton's interpreter cannot do so, and a test that
+# only compiles the kernel can.
+IN_PAIRS = False
 
 
 @triton.jit
-def _halves(codes, WIDE: tl.constexpr, LOOKS_UP: tl.constexpr):
+def _halves(codes, WIDE: tl.constexpr, IN_PAIRS: tl.constexpr):
     """The low and the high 4 bits, less 8. codes: uint8."""
-    if LOOKS_UP:
+    if IN_PAIRS:
         low, high = tl.inline_asm_elementwise(
             _ASM,
             "=&r,=&r,=&r,=&r,r",
@@ -141,8 +145,8 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     tensors = matrix.tensors
     zero = tensors.get("zero")
     codes, order = tensors["codes"], tensors.get("order")
-    looks_up = LOOKS_UP and dtype == torch.bfloat16
-    form = weight.bits, weight.group, zero is not None, order is not None, looks_up
+    in_pairs = (IN_PAIRS or codes.is_cuda) and dtype == torch.bfloat16
+    form = weight.bits, weight.group, zero is not None, order is not None, in_pairs
     given = (
         codes,
         tensors["scale"],
@@ -154,4 +158,17 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     return Operands(given, tuple(map(int, form)), most, least)
 
 
-FORMAT = ExpertFormat(IntWeight, _operands, _sums)
+# As swept with Qwen3-30B-A3B's experts, groups of 128, on an H200
+# (benchmarks/kernels/packed_experts.py).
+_GATE_UP, _DOWN = Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 2, 3)
+_MANY = Tiles(Tile(64, 64, 128, 4, 3), Tile(64, 128, 128, 4, 3))
+_TILES = replace(
+    PACKED,
+    few=(
+        (3.0, Tiles(replace(_GATE_UP, warps=2), _DOWN)),
+        (0.25, Tiles(_GATE_UP, _DOWN)),
+        (0.0, Tiles(_GATE_UP, replace(_DOWN, outs=64))),
+    ),
+    many=((24.0, _MANY), *PACKED.many[2:]),
+)
+FORMAT = ExpertFormat(IntWeight, _operands, _sums, tiles=_TILES)
