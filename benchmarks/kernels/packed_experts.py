@@ -300,12 +300,8 @@ def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[
 
 def switched(weights: PackedExpertWeights) -> Iterator[tuple[str, bool]]:
     """Each of these switches in turn, and the value that it has meanwhile."""
-    switches: dict[type, list[tuple[Any, str]]] = {
-        Fp8Weight: [(packed_triton, "ROUNDS_INSIDE")],
-        IntWeight: [],
-        Mxfp4Weight: [],
-    }
-    for module, name in switches[weights.gate_up.format.holds]:
+    switches = {Fp8Weight: [(packed_triton, "ROUNDS_INSIDE")]}
+    for module, name in switches.get(weights.gate_up.format.holds, []):
         before = getattr(module, name)
         setattr(module, name, not before)
         try:

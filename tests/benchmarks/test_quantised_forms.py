@@ -11,7 +11,7 @@ import torch
 from benchmarks.kernels import packed_experts, quantised
 from benchmarks.kernels.experts import Shape
 from specengine.core.registry import EXPERT_FORMATS, load_place
-from specengine.kernels.experts.formats import int_codes
+from specengine.kernels.experts import packed_triton
 from specengine.kernels.experts.tiles import are_few
 
 OUTS, INPUTS = 128, 256
@@ -51,13 +51,14 @@ def test_tiles_that_are_tried_differ_in_what_runs(name: str, rows: int) -> None:
     assert all((one.gate_up.rows == 16) or not are_few(rows, 8) for one in ran)
 
 
-def test_switch_has_its_other_value_for_a_turn_alone() -> None:
-    weights = packed_experts.pack(Shape(INPUTS, OUTS, 2, 1), "int4", count())
-    before = int_codes.LOOKS_UP
+def test_switch_has_its_other_value_for_a_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_experts, "CUDA", "cpu")
+    weights = packed_experts.pack(Shape(INPUTS, OUTS, 2, 1), "fp8-blocks", count())
+    before = packed_triton.ROUNDS_INSIDE
     for name, value in packed_experts.switched(weights):
-        assert (name, value) == ("LOOKS_UP", not before)
-        assert int_codes.LOOKS_UP is not before
-    assert int_codes.LOOKS_UP is before
+        assert (name, value) == ("ROUNDS_INSIDE", not before)
+        assert packed_triton.ROUNDS_INSIDE is not before
+    assert packed_triton.ROUNDS_INSIDE is before
 
 
 WHOLE = {
