@@ -12,12 +12,7 @@ from torch import Tensor
 from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import has_warpgroups
-from specengine.kernels.linear.fp8_splits import (
-    BLOCK,
-    MOST_SPLITS,
-    splits_by_block,
-    splits_by_row,
-)
+from specengine.kernels.linear.fp8_splits import BLOCK, splits_by_block, splits_by_row
 from specengine.kernels.linear.quantised import Fp8Weight
 from specengine.kernels.sizes import cdiv
 
@@ -50,16 +45,12 @@ def tile_for(num_outs: int, columns: int, is_by_block: bool) -> RowsTile:
 
 
 def takes(x: Tensor, weight: Fp8Weight) -> bool:
-    """Whether the kernel runs here, computes this product, and is the faster."""
-    columns = weight.shape[1]
-    is_long = weight.columns < columns > 8192 and splits_by_block(*weight.shape) == MOST_SPLITS
-    fits = len(x) <= ROWS and not is_long and computes(x, weight)
-    return fits and has_warpgroups(x) and program.available()
+    """Whether the kernel runs here, and computes this product: half precision, scales for a whole
+    row on each side, or for 128 columns of it and 64 rows of the weight; rows of whole 16 bytes."""
+    return len(x) <= ROWS and has_warpgroups(x) and program.available() and computes(x, weight)
 
 
 def computes(x: Tensor, weight: Fp8Weight) -> bool:
-    """Half precision, scales for a whole row on each side, or for 128 columns of it and 64 rows of
-    the weight; rows of whole 16 bytes."""
     columns, given = weight.shape[1], weight.input
     if given is None or x.dtype not in (torch.bfloat16, torch.float16):
         return False
