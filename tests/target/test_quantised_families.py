@@ -21,6 +21,9 @@ from tests.support.quantised_models import PROMPT, difference, load
 
 EIGHT = (BLOCKS, ROWS) = "fp8 blocks of 128", "compressed fp8 rows"
 FOUR = (AWQ, GPTQ, W4A16) = "awq", "gptq act-order", "compressed w4a16 asymmetric"
+# What a family does with its products shows in those above; these are for make test-all alone.
+MORE_OF_EIGHT = ("fp8 tensor", "modelopt")
+MORE_OF_FOUR = ("gptq", "compressed w4a16 act-order")
 # Their checkpoints have rows of q and k, or of q, k and v, in another order.
 REORDERED = ("glm", "glm4", "cohere2", "ernie4_5_moe", "llama4", "gptneox", "qwen3next")
 # The fast half: one of each way in which families name, join and order their products.
@@ -40,7 +43,7 @@ FIRST = [
     ("gptneox", ROWS),
     ("gptneox", GPTQ),
 ]
-CASES = [(family, form) for family in FAMILIES for form in EIGHT + FOUR]
+CASES = [*product(FAMILIES, EIGHT + MORE_OF_EIGHT + FOUR + MORE_OF_FOUR)]
 # Sizes of small models that are no multiple of what 4 bits share a scale for.
 _SIZES = (
     "intermediate_size",
@@ -61,7 +64,7 @@ def sizes_of_four_bits(family: str) -> dict[str, int]:
 
 def quantised(family: str, small_models: dict[str, Path], folder: Path, form: str) -> Pair:
     source = small_models[family]
-    if form in FOUR:
+    if form in FOUR + MORE_OF_FOUR:
         source = save_small_model(family, folder / "source", 5, **sizes_of_four_bits(family))
     pair = quantise_model(source, folder, FORMATS[form])
     whole, packed = (
