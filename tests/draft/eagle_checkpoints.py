@@ -1,5 +1,5 @@
-"""EAGLE drafts for the suite's small models, written as their trainers write them: SGLang's layout
-of EAGLE-3, speculators' layout, and the original EAGLE's."""
+"""EAGLE and DFlash drafts for the suite's small models, written as their trainers write them:
+SGLang's layout of EAGLE-3, speculators' layout, the original EAGLE's, and z-lab's of DFlash."""
 
 from __future__ import annotations
 
@@ -130,6 +130,22 @@ def eagle(folder: Path, target: Path, *, input_norm: bool = False, seed: int = 1
     tensors |= {"fc.weight": weight(size, 2 * size), "fc.bias": weight(size)}
     if input_norm:
         tensors["layers.0.input_layernorm.weight"] = weight(size)
+    return save(folder, tensors, config)
+
+
+def dflash(folder: Path, target: Path) -> Path:
+    """A random DFlash draft of two layers, whose blocks are 4 tokens."""
+    torch.manual_seed(1)
+    own = {"target_layer_ids": list(FEATURE_LAYERS), "mask_token_id": 299}
+    kind = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2}
+    config = config_of(target, **kind, block_size=4, dflash_config=own)
+    size = config["hidden_size"]
+    tensors = {"fc.weight": weight(size, len(FEATURE_LAYERS) * size)}
+    tensors |= {f"{name}.weight": weight(size) for name in ("hidden_norm", "norm")}
+    for layer in ("layers.0", "layers.1"):
+        tensors |= layer_tensors(layer, size, size)
+        tensors[f"{layer}.input_layernorm.weight"] = weight(size)
+        tensors |= {f"{layer}.self_attn.{one}_norm.weight": weight(HEAD_DIM) for one in "qk"}
     return save(folder, tensors, config)
 
 

@@ -4,7 +4,6 @@ not fit, refused by name."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.dflash.worker import DFlashWorker
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
 from tests.draft.dflash_reading import DFlashReading
-from tests.support.families import VOCAB
+from tests.draft.eagle_checkpoints import dflash
 
 PROMPTS = ["abcabcabcabcabc", "The quick brown fox", "x"]
 
@@ -84,14 +83,6 @@ def as_speculators(folder: Path, to: Path) -> Path:
     return to
 
 
-def as_z_lab(folder: Path, to: Path) -> Path:
-    """As it is, for a target of the vocabulary that the suite's small models have."""
-    shutil.copytree(folder, to)
-    raw = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps({**raw, "vocab_size": VOCAB}))
-    return to
-
-
 # A Llama; a mixture of experts; recurrent layers; latent attention.
 @pytest.mark.parametrize(
     ("layout", "family"),
@@ -118,7 +109,7 @@ def test_blocks_follow_the_equations_in_batches_and_over_rounds(
     if layout == "speculators":
         draft = as_speculators(draft, tmp_path / "draft")
     if family is not None:
-        target, draft = small_models[family], as_z_lab(draft, tmp_path / "draft")
+        target, draft = small_models[family], dflash(tmp_path / "draft", small_models[family])
     flags = {"chunked_prefill_size": 16, "enable_mixed_chunk": True}
     llm = make(target, draft, device="cpu", **flags)
     plain = LLM(str(target), device="cpu", dtype="float32", max_total_tokens=1024)

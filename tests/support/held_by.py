@@ -225,9 +225,20 @@ SOURCES = (
         (given("algorithm"), "hybrid"),
     ),
     Source(
-        f"{_IDENTITY}_families.py::test_random_eagle3_changes_no_token",
+        f"{_IDENTITY}_families.py::test_random_drafts_change_no_token",
         lambda test, case: tuple(test.CASES),
-        ("EAGLE3",),
+        (given("algorithm"),),
+    ),
+    Source(
+        f"{_IDENTITY}_families.py"
+        "::test_standalone_changes_no_token_and_a_family_s_own_drafts_are_accepted",
+        lambda test, case: tuple(test.CASES),
+        ("STANDALONE",),
+    ),
+    Source(
+        "tests/draft/test_dflash.py::test_blocks_follow_the_equations_in_batches_and_over_rounds",
+        lambda test, case: case["family"] or "llama",
+        ("DFLASH",),
     ),
     Source(f"{_IDENTITY}_experts.py::test_random_eagle3_changes_no_token", _FAMILY, ("EAGLE3",)),
     Source(
