@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_
 TREE = SpecConfig(
     algorithm="NGRAM", adaptive=False, num_draft_tokens=10, ngram_branches=3, ngram_min_match=1
 )
+SUFFIX = SpecConfig(
+    algorithm="SUFFIX", adaptive=False, num_draft_tokens=10, suffix_branches=3, suffix_factor=4.0
+)
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "pages of 16": {"page_size": 16},
@@ -39,6 +43,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         ),
         "chunked_prefill_size": 16,
     },
+    "suffixes": {"spec": SUFFIX},
+    "hybrid": {"spec": replace(CHAIN, hybrid_suffix=True, hybrid_suffix_min_match=3)},
 }
 
 # Of families whose layers keep KV as Llama's do, the rest is for make test-all.
@@ -111,6 +117,8 @@ def test_batch_equals_transformers(
     prompts = prompts_of(family)
     reference.assert_says(family, greedy(llm, prompts), prompts)
     llm.engine.scheduler.check_invariant()
+    drafted = llm.engine.scheduler.spec_totals.num_draft_tokens
+    assert (drafted > 0) == ("spec" in SETTINGS[setting])
 
 
 @pytest.mark.parametrize("spec", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])

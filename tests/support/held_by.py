@@ -99,11 +99,8 @@ _NAME, _FORM = given("name", COLUMN_OF), given("form", COLUMN_OF)
 
 
 def _drafts_of_text(test: Any, case: Given) -> str:
-    return "NGRAM" if "spec" in test.SETTINGS[case["setting"]] else "tokens"
-
-
-def _suffixes(test: Any, case: Given) -> str:
-    return "hybrid" if case["setting"] == "hybrid" else "SUFFIX"
+    spec = test.SETTINGS[case["setting"]].get("spec")
+    return "tokens" if spec is None else "hybrid" if spec.hybrid_suffix else spec.algorithm
 
 
 def _fp8_while_loading(test: Any, case: Given) -> str:
@@ -213,7 +210,9 @@ SOURCES = (
         "llama",
         ("GPTQ", "EAGLE3"),
     ),
-    Source(f"{_IDENTITY}_suffix.py::test_output_equals_plain_decoding", _FAMILY, (_suffixes,)),
+    Source(
+        f"{_IDENTITY}_suffix.py::test_output_equals_plain_decoding", _FAMILY, (_drafts_of_text,)
+    ),
     Source(
         f"{_IDENTITY}_neural.py::test_greedy_output_is_plain_decodings",
         "llama",
