@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLimits
+from specengine.kernels.attention import latent_store_ref, rope_ref
+from specengine.kernels.native import ops
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 from specengine.runner.model_runner import ModelRunner
 from tests.draft import eagle_checkpoints
+from tests.halves import slow_but
+from tests.support.families import FAMILIES
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
 NGRAM: dict[str, Any] = {"algorithm": "NGRAM", "adaptive": False, "ngram_min_match": 1}
@@ -69,8 +74,8 @@ def test_drafts_change_no_token(shape: str, family: str, small_models: dict[str,
     assert greedy(make(small_models[family], spec=SPECS[shape], chunked_prefill_size=16)) == plain
 
 
-@pytest.mark.parametrize("family", WAYS)
-def test_drafts_change_no_token_of_windows_latents_and_recurrent_layers(
+@pytest.mark.parametrize("family", slow_but(WAYS, FAMILIES))
+def test_drafts_of_what_was_said_change_no_token(
     family: str, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts whole, in chunks, and in chunks beside requests that decode. What was said before is
@@ -139,12 +144,35 @@ def test_first_token_of_other_attention_differs_from_float_by_rounding_alone(
 
 def distance_of_first_tokens(folder: Path) -> float:
     """Of logprobs with and without FP8, the largest."""
+    pairs = zip(*(logprobs_of_first_tokens(folder, kind) for kind in ("fp8", "auto")), strict=True)
+    return max(abs(one - other) for one, other in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_first_tokens_are_those_of_k_and_v_rounded(
+    family: str, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache in float32 that is given rounded rows gives the same logprobs."""
+
+    def rounded(cache: Tensor, loc: Tensor, rows: Tensor) -> None:
+        cache[loc] = rows.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+    def logprobs(kind: str) -> list[float]:
+        return logprobs_of_first_tokens(small_models[family], kind, "cpu")
+
+    found, plain = logprobs("fp8"), logprobs("auto")
+    for module in (rope_ref, latent_store_ref):
+        monkeypatch.setattr(module, "write_rows", rounded)
+    monkeypatch.setattr(ops, "side_by_side", lambda *_: False)  # compiled C, which writes float32
+    assert found == pytest.approx(logprobs("auto"), abs=1e-5)
+    assert found != pytest.approx(plain, abs=1e-4)
+
+
+def logprobs_of_first_tokens(folder: Path, kind: str, device: str = "auto") -> list[float]:
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
-    found, expected = (
-        [one.completions[0].logprobs[0].logprob for one in llm.generate(PROMPTS, params)]
-        for llm in (make(folder), make(folder, kv_cache_dtype="auto"))
-    )
-    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
+    outputs = make(folder, kv_cache_dtype=kind, device=device).generate(PROMPTS, params)
+    return [one.completions[0].logprobs[0].logprob for one in outputs]
 
 
 def test_more_than_one_scale_is_refused(scaled: Path, tmp_path: Path) -> None:

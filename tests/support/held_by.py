@@ -176,11 +176,7 @@ SOURCES = (
     ),
     Source(f"{_IDENTITY}_experts.py::test_experts_in_few_bits_answer", "qwen3moe", ("int8, int4",)),
     Source(f"{_KV}drafts_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),
-    Source(
-        f"{_KV}drafts_change_no_token_of_windows_latents_and_recurrent_layers",
-        _FAMILY,
-        ("FP8 KV", "NGRAM"),
-    ),
+    Source(f"{_KV}drafts_of_what_was_said_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),
     Source(f"{_KV}eagle3_drafts_change_no_token", "llama", ("FP8 KV", "EAGLE3")),
     Source(f"{_QUANTISED}drafts_of_text_change_no_token", "llama", (_NAME, "NGRAM")),
     Source(
