@@ -103,7 +103,7 @@ def _drafts_of_text(test: Any, case: Given) -> str:
     return "tokens" if spec is None else "hybrid" if spec.hybrid_suffix else spec.algorithm
 
 
-def _fp8_while_loading(test: Any, case: Given) -> str:
+def _quantised_on_load(test: Any, case: Given) -> str:
     return "FP8 on load" if case["quantization"] == "fp8" else "int8, int4"
 
 
@@ -170,9 +170,14 @@ SOURCES = (
         ("FP8 on load",),
     ),
     Source(
+        f"{_TARGET}quantised_on_load.py::test_family_says_what_its_rounded_weights_say",
+        _FAMILY,
+        (_quantised_on_load,),
+    ),
+    Source(
         "tests/engine/test_split_prefill.py::test_quantised_weights_run_split",
         "llama",
-        (_fp8_while_loading,),
+        (_quantised_on_load,),
     ),
     Source(f"{_IDENTITY}_experts.py::test_experts_in_few_bits_answer", "qwen3moe", ("int8, int4",)),
     Source(f"{_KV}drafts_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),

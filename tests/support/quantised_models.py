@@ -17,9 +17,15 @@ from tests.support.quantised import Pair
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 
 
-def load(folder: Path) -> Any:
+def load(
+    folder: Path,
+    quantization: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    packs: bool = True,
+) -> Any:
     source = resolve_model(ModelConfig(model=str(folder)))
-    return load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    return load_model(source, find_model_class, dtype, cpu, quantization, packs=packs)
 
 
 def difference(pair: Pair, mini_runner: Any) -> float:
