@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,11 @@ def oracle_eagle3(
     if draft_vocab is not None:
         tensors["d2t"] = torch.zeros(draft_vocab, dtype=torch.int64)
     return save(folder, tensors, config)
+
+
+# Algorithm -> a random draft for a target, in a folder.
+RANDOM: dict[str, Callable[[Path, Path], Path]] = {
+    "EAGLE": eagle,
+    "EAGLE3": eagle3,
+    "DFLASH": dflash,
+}

@@ -3,7 +3,6 @@ as features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ PARAMS = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
 CASES = list(FAMILIES)
 CHAIN: dict[str, Any] = {"num_steps": 3}
 TREE: dict[str, Any] = CHAIN | {"eagle_topk": 3, "num_draft_tokens": 12}
-# Algorithm -> a random draft for a target, in a folder.
-RANDOM: dict[str, Callable[[Path, Path], Path]] = {
-    "EAGLE": checkpoints.eagle,
-    "EAGLE3": checkpoints.eagle3,
-    "DFLASH": checkpoints.dflash,
-}
 
 
 @dataclass(frozen=True)
@@ -62,9 +55,9 @@ def said_by_both(family: Family, draft: Path, algorithm: str, **shape: Any) -> S
     return llm.engine.scheduler.spec_totals
 
 
-@pytest.mark.parametrize("algorithm", slow_but(["EAGLE3"], RANDOM))
+@pytest.mark.parametrize("algorithm", slow_but(["EAGLE3"], checkpoints.RANDOM))
 def test_random_drafts_change_no_token(family: Family, algorithm: str, tmp_path: Path) -> None:
-    draft = RANDOM[algorithm](tmp_path / "draft", family.folder)
+    draft = checkpoints.RANDOM[algorithm](tmp_path / "draft", family.folder)
     shape = CHAIN if algorithm == "DFLASH" else TREE
     assert said_by_both(family, draft, algorithm, **shape).num_draft_tokens > 0
 

@@ -4,6 +4,8 @@ GPU that is with inputs rounded to FP8 where the checkpoint asks for it, which a
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.request import TokenLogprob
+from specengine.engine.llm import Generation
 from specengine.layers.experts import Experts
 from specengine.layers.linear import Linear
 from specengine.layers.quantization import linears
@@ -24,6 +27,8 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
 from tests.draft import eagle_checkpoints
+from tests.e2e.near_ties import assert_same_but_for_ties
+from tests.halves import slow_but
 from tests.support.families import reference_model, save_small_model
 from tests.support.quantised import FORMATS, Pair, edit_config, quantise_model
 from tests.support.quantised_models import PROMPT
@@ -31,8 +36,20 @@ from tests.target.conftest import MiniRunner
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
 NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
-# One of each kind of weight goes through drafts too.
+# Drafts of text by what they are, and drafters with a model.
+OF_TEXT = {
+    "NGRAM": NGRAM,
+    "SUFFIX": SpecConfig(algorithm="SUFFIX", adaptive=False, num_draft_tokens=6),
+    "hybrid": replace(NGRAM, hybrid_suffix=True, hybrid_suffix_min_match=3),
+}
+DRAFTS = (*OF_TEXT, *eagle_checkpoints.RANDOM, "STANDALONE")
+# One of each kind of weight goes through drafts of text and of a model in make test.
 DRAFTED = ("fp8 blocks", "gptq act-order")
+MORE_DRAFTED = (
+    *("fp8 tensor", "compressed fp8 rows", "modelopt", "awq", "gptq"),
+    *("compressed w4a16", "compressed w4a16 act-order"),
+)
+ON_LOAD = ("fp8", "int8", "int4")
 STATIC = 0.7  # the scale of inputs that checkpoints publish
 # Inputs that are rounded to FP8, and the columns that have a scale of their own; 0 is a whole row.
 ROUNDED: dict[str, int | float] = {
@@ -69,10 +86,14 @@ def pairs(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     }
 
 
+def answers(folder: Path, logprobs: int | None = None, **flags: Any) -> list[Generation]:
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=logprobs)
+    llm = LLM(str(folder), **{"dtype": "float32", "max_total_tokens": 2048, **flags})
+    return llm.generate(PROMPTS, params)
+
+
 def greedy(folder: Path, **flags: Any) -> list[list[int]]:
-    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
-    llm = LLM(str(folder), dtype="float32", max_total_tokens=2048, **flags)
-    return [one.token_ids for one in llm.generate(PROMPTS, params)]
+    return [one.token_ids for one in answers(folder, **flags)]
 
 
 def load(folder: Path, quantization: str | None = None, **options: Any) -> Any:
@@ -251,19 +272,40 @@ def test_expert_in_fp8_without_its_scale_is_refused(sparse: Path, tmp_path: Path
         load(pair.quantised)
 
 
-@pytest.mark.parametrize("name", DRAFTED)
-def test_drafts_of_text_change_no_token(name: str, pairs: dict[str, Pair]) -> None:
-    pair = pairs[name]
-    assert greedy(pair.quantised, spec=NGRAM) == greedy(pair.quantised)
+def drafting(drafts: str, target: Path, dense: Path, folder: Path) -> SpecConfig:
+    """The target drafts for itself where it stands alone."""
+    if drafts in OF_TEXT:
+        return OF_TEXT[drafts]
+    random = eagle_checkpoints.RANDOM
+    draft = target if drafts == "STANDALONE" else random[drafts](folder / "draft", dense)
+    return SpecConfig(algorithm=drafts, num_steps=3, draft_model_path=str(draft), adaptive=False)
 
 
-@pytest.mark.parametrize("name", DRAFTED)
-def test_drafts_of_eagle3_change_no_token(
-    name: str, pairs: dict[str, Pair], tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    slow_but(product(DRAFTED, ["NGRAM", "EAGLE3"]), product(DRAFTED + MORE_DRAFTED, DRAFTS)),
+)
+def test_drafts_change_no_token(
+    name: str, drafts: str, pairs: dict[str, Pair], tmp_path: Path
 ) -> None:
-    draft = eagle_checkpoints.eagle3(tmp_path / "draft", pairs[name].dense)
-    spec = SpecConfig(algorithm="EAGLE3", num_steps=3, draft_model_path=str(draft), adaptive=False)
-    assert greedy(pairs[name].quantised, spec=spec) == greedy(pairs[name].quantised)
+    pair = pairs[name]
+    spec = drafting(drafts, pair.quantised, pair.dense, tmp_path)
+    assert greedy(pair.quantised, spec=spec) == greedy(pair.quantised)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quantization", "drafts"), [*product(ON_LOAD, DRAFTS)])
+def test_drafts_change_no_token_of_what_is_quantised_while_loading(
+    quantization: str, drafts: str, source: Path, tmp_path: Path
+) -> None:
+    """But for ties of bfloat16, in which int8 and int4 multiply."""
+    is_half = quantization != "fp8"
+    flags: dict[str, Any] = {"quantization": quantization, "device": "cpu"}
+    flags["dtype"] = "bfloat16" if is_half else "float32"
+    spec = drafting(drafts, source, source, tmp_path)
+    found, expected = answers(source, spec=spec, **flags), answers(source, logprobs=3, **flags)
+    num_apart = assert_same_but_for_ties(found, expected)
+    assert num_apart < (len(PROMPTS) if is_half else 1)
 
 
 @pytest.mark.parametrize("name", DRAFTED)

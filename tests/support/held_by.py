@@ -183,7 +183,12 @@ SOURCES = (
     Source(f"{_KV}drafts_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),
     Source(f"{_KV}drafts_of_what_was_said_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),
     Source(f"{_KV}eagle3_drafts_change_no_token", "llama", ("FP8 KV", "EAGLE3")),
-    Source(f"{_QUANTISED}drafts_of_text_change_no_token", "llama", (_NAME, "NGRAM")),
+    Source(f"{_QUANTISED}drafts_change_no_token", "llama", (_NAME, given("drafts"))),
+    Source(
+        f"{_QUANTISED}drafts_change_no_token_of_what_is_quantised_while_loading",
+        "llama",
+        (_quantised_on_load, given("drafts")),
+    ),
     Source(
         f"{_QUANTISED}drafts_change_no_token_of_quantised_experts",
         lambda test, case: tuple(test.SPARSE),
@@ -205,7 +210,6 @@ SOURCES = (
         ("W4A16", "NGRAM"),
         where=lambda case: case["family"] == "packed experts" and "drafts" in case["options"],
     ),
-    Source(f"{_QUANTISED}drafts_of_eagle3_change_no_token", "llama", (_NAME, "EAGLE3")),
     Source(
         f"{_ENGINE}w4a16_rounds.py::test_rounds_of_more_than_16_rows_change_no_token",
         "llama",
