@@ -11,11 +11,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from specengine.core.batch import ForwardMode
 from specengine.core.config import EngineConfig, ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.engine.build import load as load_engine_model
 from specengine.engine.phases import Phases
 from specengine.kernels.linear.quantised import IntWeight
+from specengine.layers.experts import Experts
 from specengine.layers.linear import Linear
 from specengine.layers.quantization import linears
 from specengine.layers.quantization.gguf import KEPT, KEPT_OF_EXPERTS, Gguf
@@ -24,11 +26,14 @@ from specengine.layers.sparse_mlp import SparseMLP
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
-from tests.halves import each_value
+from tests.halves import each_value, slow_but
 from tests.layers.test_quantization import layer_of
 from tests.runner.test_loader_gguf import _small_model, _write
 from tests.support.families import save_small_model
-from tests.support.gguf_files import CONVERSIONS, convert
+from tests.support.gguf_files import CONVERSIONS, convert, forms
+from tests.support.quantised_models import PROMPT
+from tests.target.conftest import MiniRunner
+from tests.target.test_quantised_families import sizes_of_four_bits
 
 # One type for each of the parts that are joined, and two that cannot be joined.
 KINDS = {
@@ -294,6 +299,50 @@ def test_gated_delta_layers_stay_in_their_blocks(
             torch.testing.assert_close(linear(x), wide(x), rtol=1e-4, atol=1e-4)
 
 
+# Matrices of layers by their type in a whole model.
+WHOLE = {
+    "Q8_0": (
+        *("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_gate"),
+        *("attn_q_a", "attn_q_b", "attn_kv_a_mqa"),
+        *("ssm_in", "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_out"),
+    ),
+    "Q4_0": (
+        *("ffn_gate", "ffn_up", "ffn_down"),
+        *("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"),
+        *("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps"),
+    ),
+}
+# Routers and gates are not quantised, and what latents become is read by attention.
+FLOATING = {"lm_head", "gate", "shared_expert_gate", "kv_b_proj"}
+# But for a form with a layer for MTP, which is no whole one there.
+WHOLE_MODELS = [one for one in forms() if one != ("qwen3_5", 1)]
+
+
+@pytest.mark.parametrize(("family", "form"), slow_but([("glm4moe", 0), ("phi3", 0)], WHOLE_MODELS))
+def test_model_whose_matrices_all_stay_in_their_blocks_gives_the_dequantised_logits(
+    family: str,
+    form: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    types = {f"{name}.weight": kind for kind, names in WHOLE.items() for name in names}
+    dense, kept = _both(family, types, tmp_path, monkeypatch, form)
+    assert "become dense" not in caplog.text
+    experts = [one.packed for one in kept.modules() if isinstance(one, Experts)]
+    assert None not in experts
+    floating = {
+        name.rpartition(".")[2]
+        for name, one in kept.named_modules()
+        if isinstance(one, Linear) and not isinstance(one.kernel, QuantisedLinear)
+    }
+    assert floating <= FLOATING
+    found, expected = (
+        MiniRunner(one).logits(ForwardMode.EXTEND, [PROMPT]) for one in (kept, dense)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def _both(
     family: str,
     types: dict[str, str],
@@ -303,7 +352,8 @@ def _both(
 ) -> tuple[Any, Any]:
     """The same file dequantised, and kept as on a GPU."""
     conversion = CONVERSIONS[family][form]
-    fields = {**conversion.small, "intermediate_size": 64, **EXPERTS.get(family, {})}
+    sizes = sizes_of_four_bits(family) | {"intermediate_size": 64}
+    fields = {**conversion.small, **sizes, **EXPERTS.get(family, {})}
     folder = save_small_model(family, tmp_path / "small", 3, **fields)
     kinds = {name: Kind[kind] for name, kind in types.items()}
     path = convert(folder, tmp_path / "m.gguf", conversion, kinds)

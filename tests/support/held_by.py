@@ -90,6 +90,7 @@ class Source:
 
 _ENGINE, _TARGET, _MTP = "tests/e2e/test_", "tests/target/test_", "tests/draft/test_"
 _QUANTISED = f"{_ENGINE}quantised_models.py::test_"
+_GGUF = f"{_TARGET}gguf_families.py::test_"
 _IDENTITY = f"{_ENGINE}identity"
 _KEPT = "tests/runner/test_gguf_kept.py::test_"
 _KV = f"{_ENGINE}fp8_kv_engine.py::test_"
@@ -112,11 +113,9 @@ SOURCES = (
     Source(f"{_ENGINE}smollm2.py::test_prompts_in_a_batch", "llama", ("real weights",)),
     Source(f"{_TARGET}models.py::test_logits_equal_transformers", _FAMILY, ("logits",)),
     Source(f"{_IDENTITY}.py::test_batch_equals_transformers", _FAMILY, (_drafts_of_text,)),
-    Source(
-        f"{_TARGET}gguf_families.py::test_file_gives_the_logits_and_greedy_tokens_of_transformers",
-        _FAMILY,
-        ("GGUF",),
-    ),
+    Source(f"{_GGUF}file_gives_the_logits_and_greedy_tokens_of_transformers", _FAMILY, ("GGUF",)),
+    Source(f"{_GGUF}glm_4_7_flash_loads_as_deepseek", "glm4moelite", ("GGUF",)),
+    Source(f"{_GGUF}mimo_that_was_converted_as_qwen2_loads_as_qwen2", "mimo", ("GGUF",)),
     Source(
         f"{_ENGINE}gguf_engine.py::test_ngram_trees_say_what_transformers_says",
         _FAMILY,
@@ -124,6 +123,11 @@ SOURCES = (
     ),
     Source(f"{_KEPT}a_model_keeps_what_it_can", "llama", ("GGUF kept",)),
     Source(f"{_KEPT}experts_stay_in_their_blocks", _FAMILY, ("GGUF kept",)),
+    Source(
+        f"{_KEPT}model_whose_matrices_all_stay_in_their_blocks_gives_the_dequantised_logits",
+        _FAMILY,
+        ("GGUF kept",),
+    ),
     Source(f"{_KEPT}gated_delta_layers_stay_in_their_blocks", _FAMILY, ("GGUF kept",)),
     Source(
         f"{_KEPT}rows_in_rotary_pairs_are_reordered_in_their_blocks",
