@@ -20,8 +20,8 @@ from specengine.kernels.native import ops
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 from specengine.runner.model_runner import ModelRunner
-from tests.draft import eagle_checkpoints
 from tests.halves import slow_but
+from tests.support.drafting import DRAFTS, drafting
 from tests.support.families import FAMILIES
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
@@ -100,10 +100,9 @@ def test_drafts_of_what_was_said_change_no_token(
         assert (ForwardMode.MIXED in modes) is (flags is MIXED)
 
 
-def test_eagle3_drafts_change_no_token(scaled: Path, tmp_path: Path) -> None:
-    draft = eagle_checkpoints.eagle3(tmp_path / "draft", scaled)
-    spec = SpecConfig(algorithm="EAGLE3", num_steps=3, draft_model_path=str(draft), adaptive=False)
-    llm = make(scaled, spec=spec)
+@pytest.mark.parametrize("drafts", slow_but(["EAGLE3"], DRAFTS))
+def test_each_kind_of_drafts_changes_no_token(drafts: str, scaled: Path, tmp_path: Path) -> None:
+    llm = make(scaled, spec=drafting(drafts, scaled, scaled, tmp_path))
     assert greedy(llm) == greedy(make(scaled))
 
 

@@ -10,9 +10,12 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.registry import MODEL_FAMILIES, load_place
+from specengine.layers.quantization import linears
 from tests.draft.eagle_checkpoints import eagle3
 from tests.halves import slow_but
+from tests.support.drafting import DRAFTS, drafting
 from tests.support.families import FAMILIES, has_experts, small_config
+from tests.target.test_experts_families import in_mxfp4
 
 NEW_TOKENS = 14
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
@@ -49,6 +52,20 @@ def test_random_eagle3_changes_no_token(
         num_draft_tokens=9 if topk > 1 else None,
     )
     assert greedy(folder, spec, chunked_prefill_size=16) == greedy(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_each_kind_of_drafts_changes_no_token_of_experts_in_mxfp4(
+    drafts: str, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which stay so, as on a GPU."""
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    pair = in_mxfp4(tmp_path)
+    for path in small_models["gptoss"].glob("*token*"):
+        (pair.quantised / path.name).write_bytes(path.read_bytes())
+    spec = drafting(drafts, pair.quantised, pair.dense, tmp_path)
+    assert greedy(pair.quantised, spec, device="cpu") == greedy(pair.quantised, device="cpu")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ GPU that is with inputs rounded to FP8 where the checkpoint asks for it, which a
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import LLM, SamplingParams
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
@@ -26,23 +25,15 @@ from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
-from tests.draft import eagle_checkpoints
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.halves import slow_but
+from tests.support.drafting import DRAFTS, NGRAM, drafting
 from tests.support.families import reference_model, save_small_model
 from tests.support.quantised import FORMATS, Pair, edit_config, quantise_model
 from tests.support.quantised_models import PROMPT
 from tests.target.conftest import MiniRunner
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
-NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
-# Drafts of text by what they are, and drafters with a model.
-OF_TEXT = {
-    "NGRAM": NGRAM,
-    "SUFFIX": SpecConfig(algorithm="SUFFIX", adaptive=False, num_draft_tokens=6),
-    "hybrid": replace(NGRAM, hybrid_suffix=True, hybrid_suffix_min_match=3),
-}
-DRAFTS = (*OF_TEXT, *eagle_checkpoints.RANDOM, "STANDALONE")
 # One of each kind of weight goes through drafts of text and of a model in make test.
 DRAFTED = ("fp8 blocks", "gptq act-order")
 MORE_DRAFTED = (
@@ -270,15 +261,6 @@ def test_expert_in_fp8_without_its_scale_is_refused(sparse: Path, tmp_path: Path
         ModelLoadError, match=r"experts\.2\.up_proj is FP8, and its scale is missing"
     ):
         load(pair.quantised)
-
-
-def drafting(drafts: str, target: Path, dense: Path, folder: Path) -> SpecConfig:
-    """The target drafts for itself where it stands alone."""
-    if drafts in OF_TEXT:
-        return OF_TEXT[drafts]
-    random = eagle_checkpoints.RANDOM
-    draft = target if drafts == "STANDALONE" else random[drafts](folder / "draft", dense)
-    return SpecConfig(algorithm=drafts, num_steps=3, draft_model_path=str(draft), adaptive=False)
 
 
 @pytest.mark.parametrize(

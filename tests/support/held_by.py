@@ -57,7 +57,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "GGUF kept": ("gguf", "_both"),
     "GPTQ": ("gptq",),
     "W4A16": ("compressed w4a16",),
-    "MXFP4": ("mxfp4",),
+    "MXFP4": ("mxfp4", "in_mxfp4"),
     "FP8 blocks": ("fp8 blocks of 128", "weight_block_size"),
     "FP8 on load": ("fp8",),
     "int8, int4": ("quantization",),
@@ -186,7 +186,17 @@ SOURCES = (
     Source(f"{_IDENTITY}_experts.py::test_experts_in_few_bits_answer", "qwen3moe", ("int8, int4",)),
     Source(f"{_KV}drafts_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),
     Source(f"{_KV}drafts_of_what_was_said_change_no_token", _FAMILY, ("FP8 KV", "NGRAM")),
-    Source(f"{_KV}eagle3_drafts_change_no_token", "llama", ("FP8 KV", "EAGLE3")),
+    Source(f"{_KV}each_kind_of_drafts_changes_no_token", "llama", ("FP8 KV", given("drafts"))),
+    Source(
+        f"{_ENGINE}gguf_engine.py::test_each_kind_of_drafts_changes_no_token",
+        "llama",
+        (lambda test, case: "GGUF kept" if case["quantization"] else "GGUF", given("drafts")),
+    ),
+    Source(
+        f"{_IDENTITY}_experts.py::test_each_kind_of_drafts_changes_no_token_of_experts_in_mxfp4",
+        "gptoss",
+        ("MXFP4", given("drafts")),
+    ),
     Source(f"{_QUANTISED}drafts_change_no_token", "llama", (_NAME, given("drafts"))),
     Source(
         f"{_QUANTISED}drafts_change_no_token_of_what_is_quantised_while_loading",

@@ -25,6 +25,7 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
 from tests.support.families import FAMILIES, has_experts, reference_model, save_small_model
+from tests.support.quantised import Pair, edit_config
 
 WITH_EXPERTS = [family for family in FAMILIES if has_experts(family)]
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
@@ -93,27 +94,32 @@ def test_experts_that_nothing_computes_are_refused(fields: dict[str, Any], said:
         ExpertsSpec(**{"num_experts": 8, "num_chosen": 2, "intermediate_size": 4, **fields})
 
 
-@pytest.mark.parametrize("stays_packed", [False, True], ids=["dense", "packed"])
-def test_mxfp4_checkpoint_has_the_logits_of_its_dequantised_experts(
-    stays_packed: bool, tmp_path: Path, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = save_small_model("gptoss", tmp_path / "whole", 3, intermediate_size=96)
-    packed = shutil.copytree(whole, tmp_path / "packed")
-    tensors, halves = load_file(whole / "model.safetensors"), {}
+def in_mxfp4(folder: Path) -> Pair:
+    """A GPT-OSS, as published."""
+    pair = Pair(folder / "packed", folder / "whole")
+    save_small_model("gptoss", pair.dense, 3, intermediate_size=96)
+    shutil.copytree(pair.dense, pair.quantised)
+    tensors, halves = load_file(pair.dense / "model.safetensors"), {}
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         blocks, scales = mxfp4.quantise(tensors[name].transpose(1, 2).contiguous())
         halves |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         tensors[name] = mxfp4.dequantise(blocks, scales).transpose(1, 2).contiguous()
-    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
-    rest = {name: one for name, one in tensors.items() if f"{name}_blocks" not in halves}
-    save_file(rest | halves, packed / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (packed / "config.json").write_text(json.dumps(config))
     assert len(halves) == 2 * 2 * 3
-    expected = mini_runner(load(whole)).logits(ForwardMode.EXTEND, [PROMPT])
+    save_file(tensors, pair.dense / "model.safetensors", metadata={"format": "pt"})
+    rest = {name: one for name, one in tensors.items() if f"{name}_blocks" not in halves}
+    save_file(rest | halves, pair.quantised / "model.safetensors", metadata={"format": "pt"})
+    edit_config(pair.quantised, quantization_config={"quant_method": "mxfp4"})
+    return pair
+
+
+@pytest.mark.parametrize("stays_packed", [False, True], ids=["dense", "packed"])
+def test_mxfp4_checkpoint_has_the_logits_of_its_dequantised_experts(
+    stays_packed: bool, tmp_path: Path, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = in_mxfp4(tmp_path)
+    expected = mini_runner(load(pair.dense)).logits(ForwardMode.EXTEND, [PROMPT])
     monkeypatch.setattr(linears, "wants_dense", lambda device: not stays_packed)
-    model = load(packed)
+    model = load(pair.quantised)
     kept = [one.packed is not None for one in model.modules() if isinstance(one, Experts)]
     assert kept == [stays_packed] * 3
     found = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
@@ -127,9 +133,7 @@ def test_mxfp4_half_without_the_other_is_named(tmp_path: Path) -> None:
     blocks, _ = mxfp4.quantise(tensors.pop(name).transpose(1, 2).contiguous())
     tensors[f"{name}_blocks"] = blocks
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, quantization_config={"quant_method": "mxfp4"})
     with pytest.raises(ModelLoadError, match=r"missing tensor .*experts\.0\.down_proj\.scales"):
         load(folder)
 

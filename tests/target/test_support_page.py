@@ -46,7 +46,7 @@ def test_what_a_test_always_runs_is_written_there() -> None:
 
 def test_words_of_a_test_are_those_of_what_it_uses_of_its_file() -> None:
     """Its fixtures, and what these use; and of no other test."""
-    words = words_of("tests/e2e/test_fp8_kv_engine.py::test_eagle3_drafts_change_no_token")
+    words = words_of("tests/e2e/test_fp8_kv_engine.py::test_each_kind_of_drafts_changes_no_token")
     assert {"llama", "kv_cache_dtype", "EAGLE3"} <= words
     assert not words & {"qwen3", "gemma3", "NGRAM"}
 
