@@ -1,4 +1,4 @@
-"""A draft of each kind but MTP for a small model, whatever the model is."""
+"""A draft of each kind for a small model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specengine import SpecConfig
 from tests.draft.eagle_checkpoints import RANDOM
+from tests.draft.mtp_reading import add_mtp
 
 NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
 OF_TEXT = {
@@ -14,8 +15,9 @@ OF_TEXT = {
     "SUFFIX": SpecConfig(algorithm="SUFFIX", adaptive=False, num_draft_tokens=6),
     "hybrid": replace(NGRAM, hybrid_suffix=True, hybrid_suffix_min_match=3),
 }
+OF_MODELS = {**RANDOM, "MTP": lambda folder, dense: add_mtp(dense, folder, "deepseek", 1)}
 # As columns of docs/support.md name them.
-DRAFTS = (*OF_TEXT, *RANDOM, "STANDALONE")
+DRAFTS = (*OF_TEXT, *OF_MODELS, "STANDALONE")
 
 
 def drafting(drafts: str, target: Path, dense: Path, folder: Path) -> SpecConfig:
@@ -23,5 +25,5 @@ def drafting(drafts: str, target: Path, dense: Path, folder: Path) -> SpecConfig
     folder. STANDALONE has the target draft for itself."""
     if drafts in OF_TEXT:
         return OF_TEXT[drafts]
-    draft = target if drafts == "STANDALONE" else RANDOM[drafts](folder / "draft", dense)
+    draft = target if drafts == "STANDALONE" else OF_MODELS[drafts](folder / "draft", dense)
     return SpecConfig(algorithm=drafts, num_steps=3, draft_model_path=str(draft), adaptive=False)
