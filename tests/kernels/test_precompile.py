@@ -78,6 +78,17 @@ def test_what_nobody_wrote_is_zero() -> None:
     assert not any(one.any() for one in made)
 
 
+def test_descriptors_of_other_tiles_are_other_forms() -> None:
+    """Of other tensors with the same tiles they are the same."""
+    TensorDescriptor = pytest.importorskip("triton.tools.tensor_descriptor").TensorDescriptor
+    codes, others = torch.zeros(64, 256, dtype=torch.int8), torch.zeros(32, 512, dtype=torch.int8)
+    form = precompile._trait(TensorDescriptor.from_tensor(codes, [64, 128]))
+    assert form == precompile._trait(TensorDescriptor.from_tensor(others, [64, 128]))
+    assert form != precompile._trait(TensorDescriptor.from_tensor(codes, [32, 128]))
+    assert form != precompile._trait(TensorDescriptor.from_tensor(codes.bool(), [64, 128]))
+    assert hash(form)
+
+
 def test_other_threads_precompile_nothing() -> None:
     seen = []
     with precompile.precompile():
