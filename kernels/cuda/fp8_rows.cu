@@ -3,10 +3,10 @@
 // 128 columns each: scale_x[r, k / 128] and scale[o / scale_rows, k / 128], inside of the sum.
 //
 // Compile-time: TYPE (of bias and out), SLOTS (steps of the weight in shared memory), CLUSTER (blocks
-// that share the columns), BIAS, BY_BLOCK (scales of 128 columns; scale_rows is a multiple of 64).
+// that share the columns), BIAS, BY_BLOCK (scales of 128 columns; scale_rows is a multiple of 128).
 //
 // A block computes 64 outputs, in steps of 256 columns. The processor keeps fewer bits of a longer sum
-// than float32: a step's sums, or its halves', are added up in float32, as in fp8_linear_triton.py,
+// than float32: a step's sums, or its halves', are added up in float32, as in fp8_codes_triton.py,
 // whose bits these are. Four warps fetch the weight and multiply; a fifth fetches x.
 //
 // The weight is fetched before the kernel ahead has ended (griddepcontrol), as much of it as shared

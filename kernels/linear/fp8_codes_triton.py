@@ -1,5 +1,5 @@
-"""Products of FP8 codes on both sides in Triton, for up to some 256 rows: tiles of both are copied
-by the processor's tensor copies, and multiplied as they lie in shared memory."""
+"""Products of FP8 codes on both sides in Triton: tiles of both are copied by the processor's tensor
+copies, and multiplied as they lie in shared memory."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.dispatch import has_dependent_launch, has_much_shared
 from specengine.kernels.linear.fp8_splits import (
     BLOCK,
     MANY_OUTS,
@@ -23,6 +23,7 @@ from specengine.kernels.linear.fp8_splits import (
 )
 from specengine.kernels.linear.quantised import Fp8Weight
 from specengine.kernels.linear.split_sum_triton import (
+    MAX_GROUPS,
     Tile,
     counters_of,
     partials_of,
@@ -159,7 +160,8 @@ def tile_by_row(outs: int, rows: int) -> Tile:
 
 
 def tile_by_block(outs: int, columns: int, rows: int) -> Tile:
-    """As swept at the layers of an 8B and of Qwen3-Next, 8 to 256 rows (as above).
+    """As swept at the layers of an 8B and of Qwen3-Next, 8 to 256 rows
+    (benchmarks/kernels/fp8_products.py).
 
     What is prefetched arrives before the kernel ahead has ended where the weight is small; of
     19 MB prefetching made products slower (benchmarks/kernels/hybrid_products.py)."""
@@ -180,7 +182,7 @@ def tile_by_block(outs: int, columns: int, rows: int) -> Tile:
 def takes(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether the processor has the product and the copies, and the weight the form: a scale for a
     row on both sides, or for 128 columns."""
-    return has_dependent_launch(x) and computes(x, weight)
+    return has_dependent_launch(x) and has_much_shared(x) and computes(x, weight)
 
 
 def computes(x: Tensor, weight: Fp8Weight) -> bool:
@@ -214,6 +216,7 @@ def fp8_linear(
     out = torch.empty(size, dtype=dtype, device=codes.device) if parts is None else parts
     block_t = rows_block(num_rows, tile.rows)
     grid = cdiv(num_rows, block_t), cdiv(num_outs, tile.outs), tile.splits
+    assert tile.splits == 1 or grid[0] * grid[1] <= MAX_GROUPS, "more parts than counters"
     dependent = has_dependent_launch(codes)
     _fp8_codes_kernel[grid](
         TensorDescriptor.from_tensor(codes, [block_t, tile.columns]),
@@ -231,7 +234,7 @@ def fp8_linear(
         weight.rows,
         weight.scale.shape[1],
         BY_BLOCK=is_by_block,
-        ONE_SCALE=weight.rows % tile.outs == 0,
+        ONE_SCALE=weight.rows % BLOCK == 0,
         HAS_BIAS=bias is not None,
         LEAVES_PARTS=parts is not None,
         DEPENDENT=dependent,
@@ -243,7 +246,7 @@ def fp8_linear(
         STAGES=tile.stages,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        enable_fp_fusion=True,  # fp8_rows.cu has them
+        enable_fp_fusion=is_by_block,  # as in fp8_rows.cu, whose bits these are
         **({"launch_pdl": True} if dependent else {}),
     )
     return out

@@ -27,8 +27,8 @@ def fp8_linear(
     first few rows are multiplied in CUDA C++ where it takes them (fp8_linear_cuda.py), up to 256
     in Triton, codes of both sides as they are where it takes them (fp8_codes_triton.py): up to
     MAX_FEW_ROWS with the same bits. Where scales are by row, PyTorch's scaled product multiplies
-    more than 64, of few outputs more than 128 or 256. Else more are multiplied with a weight that
-    is dequantised for it.
+    more than 64 of bfloat16, of few outputs more than 128 or 256. Else more are multiplied with a
+    weight that is dequantised for it.
     """
     if not len(x):  # of an idle rank: the weight is not looked at
         return x.new_empty(0, weight.shape[0])
@@ -40,20 +40,23 @@ def fp8_linear(
         return fp8_linear_ref.fp8_linear(x, weight, bias)
     from specengine.kernels.linear import fp8_codes_triton, fp8_linear_triton
 
-    is_many = backend == "auto" and len(x) > _most_rows(x, weight)
-    if is_many:
+    are_codes = fp8_codes_triton.takes(x, weight)
+    if backend == "auto" and len(x) > _most_rows(x, weight, are_codes):
         multiply = _scaled_product if scales_product(x, weight) else _dequantised_product
         return multiply(x, weight, bias)
-    if weight.input is None or not fp8_codes_triton.takes(x, weight):
+    if weight.input is None or not are_codes:
         return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias)
     codes, scale = quantise_rows(x, weight.input, backend=backend)
     return fp8_codes_triton.fp8_linear(codes, scale, weight, bias, x.dtype)
 
 
-def _most_rows(x: Tensor, weight: Fp8Weight) -> int:
-    """As measured beside what more are multiplied by (benchmarks/kernels/quantised.py)."""
+def _most_rows(x: Tensor, weight: Fp8Weight, are_codes: bool) -> int:
+    """As measured beside what more are multiplied by (benchmarks/kernels/fp8_products.py).
+    are_codes: whether they are multiplied as they are."""
     if not scales_product(x, weight):
         return MAX_ROWS
+    if not are_codes:
+        return MAX_FEW_ROWS
     return next(
         (rows for outs, rows in _MOST_ROWS.items() if weight.shape[0] <= outs), MAX_FEW_ROWS
     )
@@ -61,7 +64,8 @@ def _most_rows(x: Tensor, weight: Fp8Weight) -> int:
 
 def fp8_parts(x: Tensor, weight: Fp8Weight) -> Tensor | None:
     """`fp8_linear` without a bias as float32 parts [P, T, N], which norm.sum_add_rms_norm adds up
-    to the same bits. None where it is not split: few rows on a GPU, of weights in blocks, are."""
+    to the same bits. None where it is not split: on a GPU up to 64 rows of a weight in blocks are,
+    unless its outputs are many."""
     if not 0 < len(x) <= MAX_FEW_ROWS or not use_triton("auto", x) or weight.input is None:
         return None
     from specengine.kernels.linear import fp8_codes_triton

@@ -46,7 +46,7 @@ def tile_for(num_outs: int, columns: int, is_by_block: bool) -> RowsTile:
 
 def takes(x: Tensor, weight: Fp8Weight) -> bool:
     """Whether the kernel runs here, and computes this product: half precision, scales for a whole
-    row on each side, or for 128 columns of it and 64 rows of the weight; rows of whole 16 bytes."""
+    row on each side, or for 128 columns of it and 128 rows of the weight, whole 16 bytes a row."""
     return len(x) <= ROWS and has_warpgroups(x) and program.available() and computes(x, weight)
 
 
@@ -55,7 +55,7 @@ def computes(x: Tensor, weight: Fp8Weight) -> bool:
     if given is None or x.dtype not in (torch.bfloat16, torch.float16):
         return False
     is_by_row = given.group is None and weight.columns >= columns
-    is_by_block = weight.columns == given.group == BLOCK < columns and weight.rows % OUTS == 0
+    is_by_block = weight.columns == given.group == BLOCK < columns and weight.rows % BLOCK == 0
     fits = columns % (BLOCK if is_by_block else 16) == 0 and weight.codes.data_ptr() % 16 == 0
     return (is_by_row or is_by_block) and fits and weight.codes.is_contiguous()
 

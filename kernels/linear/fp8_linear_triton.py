@@ -175,9 +175,9 @@ def _fp8_kernel(
 def tile_for(outs: int, wide: torch.dtype, is_rounded: bool) -> Tile:
     """wide: what codes are widened to. is_rounded: whether inputs are codes too.
 
-    As swept at the layers of an 8B, 1 to 64 rows, on an H100 (benchmarks/kernels/quantised.py): of
-    these the fastest or a few percent behind. Inputs of 16 bits want wider programs, which read
-    them less often."""
+    As swept at the layers of an 8B, 1 to 64 rows, on an H100: of these the fastest or a few percent
+    behind. benchmarks/kernels/quantised.py sweeps those of inputs of 16 bits, which want wider
+    programs, as these read them less often."""
     columns = 128 if wide == torch.float32 else 256  # 64 rows of float32 leave less shared memory
     if outs >= MANY_OUTS:
         return Tile(32, columns, 1, 4, 3) if is_rounded else Tile(64, 128, 2, 4, 4)
@@ -189,17 +189,14 @@ def fp8_linear(
     weight: Fp8Weight,
     bias: Tensor | None,
     tile: Tile | None = None,
-    rounded: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """rounded: what `quantise_rows` gives of x."""
     num_rows, columns = x.shape
     num_outs = weight.shape[0]
     size = num_rows, num_outs
     out = torch.empty(size, dtype=x.dtype, device=x.device)
     inputs, scale, wide = x, None, x.dtype
     if weight.input is not None:
-        kept = rounded or found_beside(x, weight.input)
-        inputs, scale = kept or quantise_rows(x, weight.input)
+        inputs, scale = found_beside(x, weight.input) or quantise_rows(x, weight.input)
         # Codes are float16 numbers, and float16 is what the processor widens them to.
         wide = torch.float32 if x.dtype == torch.float32 else torch.float16
     by_block = weight.columns if weight.columns < columns else 0

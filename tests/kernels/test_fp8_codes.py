@@ -166,13 +166,20 @@ def test_prefetching_a_weight_leaves_bits(splits: int, device: torch.device) -> 
 
 
 @pytest.mark.parametrize("kind", ["row", "block"])
-@pytest.mark.parametrize("columns", [2048, 4352])
-def test_bits_of_few_rows_are_those_of_cuda(kind: str, columns: int, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("outs", "columns"), [(OUTS, 2048), (OUTS, 4352), (4096, 4096), (16384, 2048)]
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_bits_of_few_rows_are_those_of_cuda(
+    has_bias: bool, outs: int, columns: int, kind: str, device: torch.device
+) -> None:
+    """Tiles of 64 and of 128 outputs, in one part and in several."""
     if device.type == "cpu":
         pytest.skip("a property of the processor's product")
-    weight = weight_of(kind, device, columns=columns)
+    weight = weight_of(kind, device, outs, columns)
     x = draw(8, columns).to(device, torch.bfloat16)
-    assert torch.equal(fp8_linear(x, weight, backend="cuda"), multiply(x, weight))
+    bias = draw(outs, seed=3).to(device, torch.bfloat16) if has_bias else None
+    assert torch.equal(fp8_linear(x, weight, bias, backend="cuda"), multiply(x, weight, bias=bias))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,7 +218,8 @@ def test_what_the_kernel_does_not_compute_is_refused(device: torch.device) -> No
     assert not computes(x, replace(row, input=Fp8Input(group=BLOCK)))
     assert not computes(x, replace(block, input=Fp8Input()))
     assert not computes(x, replace(block, columns=64, input=Fp8Input(group=64)))
-    assert not computes(x[:, :632], weight_of("row", device, columns=632))
-    part = weight_of("row", device).narrow(1, 0, 320)
-    assert part is not None
-    assert computes(x[:, :320], part) == part.codes.is_contiguous()
+    assert not computes(x[:, :632], weight_of("row", device, columns=632)), "no whole 16 bytes"
+    strided = replace(row, codes=row.codes[:, :320], columns=320)
+    assert not computes(x[:, :320], strided)
+    shifted = row.codes.flatten()[8 : 8 + OUTS * 320].view(OUTS, 320)
+    assert not computes(x[:, :320], replace(row, codes=shifted, columns=320))

@@ -90,6 +90,7 @@ def test_what_the_kernel_does_not_compute_is_refused() -> None:
     assert computes(x, blocks)
     assert not computes(x, replace(blocks, columns=64, input=Fp8Input(group=64)))
     assert not computes(x, blocks.by_row())
+    assert not computes(x, replace(blocks, rows=64)), "of which Triton's tiles have other bits"
     assert not computes(x[:, :128], replace(blocks, codes=blocks.codes[:, :128].contiguous()))
     narrow = weight.narrow(1, 0, 248)
     assert narrow is not None

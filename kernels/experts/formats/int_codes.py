@@ -43,8 +43,8 @@ fma.rn.bf16x2 $3, t, one, back;
 )
 
 
-# In place of arithmetic, for bfloat16 on a card; Triton's interpreter cannot do so, and a test that
-# only compiles the kernel can.
+# Whether codes are widened by byte lookups (_ASM) without a card, too, for bfloat16. Triton's
+# interpreter cannot do so; a test that only compiles the kernel can.
 IN_PAIRS = False
 
 

@@ -69,17 +69,17 @@ def num_kv_slots(rounds: RoundExecutor) -> int:
 def pretend_context(
     rows_B: Tensor, table: Tensor, state: RoundState, slots: int, context: int
 ) -> Iterator[None]:
-    """Rounds inside see requests of so many tokens each, in slots of their own as far as there are
-    as many: requests that shared slots would attend to the same KV, and choose the same experts.
-    They read whatever lies there, and what they write means nothing. No request may have a row, or
-    KV. Afterwards all rows are as empty as before.
+    """Rounds inside see requests of so many tokens each, in slots of their own as far as the pool
+    has as many: requests that share slots attend to the same KV, and choose the same experts. They
+    read whatever lies there, and what they write means nothing; of no context, nodes beyond _BESIDE
+    write to slot 0. No request may have a row, or KV. Afterwards all rows are as empty as before.
 
     rows_B: of the page table, that rounds take; zeros. table: int32 [rows, context length].
     """
     size, width = len(rows_B), min(context + _BESIDE, table.shape[1])
     each = -(-width // _ALIGNED) * _ALIGNED
     places = max((slots - _ALIGNED) // each, 1)
-    count = min(size, len(table) - 1)  # fewer than requests only where they have no context
+    count = min(size, len(table) - 1)  # requests beyond take rows of others again
     rows, device = slice(1, count + 1), table.device
     firsts_B = _ALIGNED + torch.arange(count, device=device) % places * each
     slots_BW = firsts_B[:, None] + torch.arange(width, device=device)
