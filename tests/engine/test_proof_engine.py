@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,9 +27,16 @@ from specengine.engine.proof import matrix
 from specengine.engine.proof.catalogue import with_models, without_models
 from specengine.engine.proof.check import AS_REPORTED, Check
 from specengine.engine.proof.draft_mutants import Spoil, neighbouring_parent, next_node
-from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant, of_drafts
+from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant, of_drafts, rule_of
 from specengine.engine.proof.matrix import Effort, EngineProof
-from specengine.engine.proof.runs import Divergences, complete, divergences
+from specengine.engine.proof.runs import (
+    MAX_MUTANT_P,
+    MIN_P,
+    Divergences,
+    complete,
+    divergences,
+    looks,
+)
 from specengine.engine.proof.subjects import (
     CHUNKED,
     FRESH,
@@ -38,11 +46,12 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
-from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, sections, together
+from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, Plan, sections, together
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
+STEP = matrix._MUTANT_STEP  # as it is without the fixture
 EFFORT = Effort(num_requests=40, mutant_requests=6000, draft_requests=400, greedy_tokens=12)
 
 
@@ -247,6 +256,40 @@ def test_spoilt_drafts_are_caught(mutant: EngineMutant, proof: EngineProof) -> N
 @pytest.mark.parametrize("mutant", AROUND_RULES, ids=lambda mutant: mutant.name)
 def test_mistakes_around_the_rules_are_caught(mutant: EngineMutant, proof: EngineProof) -> None:
     assert proof.catches(mutant, State(FRESH)).passed
+
+
+@pytest.mark.parametrize("caught_by", ["χ²", AS_REPORTED, "greedy identity"])
+def test_rule_that_is_right_is_not_noticed_at_the_bound(
+    caught_by: str, proof: EngineProof, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "effort", replace(EFFORT, mutant_requests=150))
+    subject = subject_of(tiny, "sampled tree")
+    check = proof.catches(EngineMutant("none", rule_of(True), subject, caught_by), State(FRESH))
+    assert not check.passed
+    assert check.note.startswith("after 150 requests")
+
+
+def test_mistake_that_the_usual_greedy_texts_hide_is_noticed_by_others(
+    proof: EngineProof, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_token = [
+        replace(ask, params=replace(ask.params, max_tokens=1)) for ask in proof.greedy_asks
+    ]
+    monkeypatch.setattr(proof, "greedy_asks", one_token)
+    monkeypatch.setattr(proof, "expected", [output[:1] for output in proof.expected])
+    (mutant,) = (one for one in AROUND_RULES if one.name == "positions are off by one")
+    check = proof.catches(mutant, State(FRESH))
+    assert check.passed
+    assert int(check.note.split()[1]) > len(one_token)
+
+
+@pytest.mark.parametrize("plan", [QUICK, FULL], ids=lambda plan: plan.name)
+def test_looks_at_a_mutant_are_too_few_to_notice_one_that_changes_nothing(plan: Plan) -> None:
+    most = plan.engine.mutant_requests
+    found = list(looks(STEP, most))
+    assert found[-1] == most
+    assert all(second > first for first, second in pairwise(found))
+    assert len(found) * MAX_MUTANT_P < MIN_P / 10
 
 
 def test_the_verifier_asked_for_is_the_one(tiny: TinyModels) -> None:

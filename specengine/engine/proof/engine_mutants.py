@@ -73,13 +73,15 @@ class ShiftsPositions(_WrongTree):
 
 @dataclass(frozen=True)
 class EngineMutant:
-    """caught_by: "χ²", "greedy identity" or check.AS_REPORTED. spoil: what becomes of drafts."""
+    """caught_by: "χ²", "greedy identity" or check.AS_REPORTED. spoil: what becomes of drafts.
+    setting: of matrix.SETTINGS. Temperature is high: a target that is nearly certain of its tokens
+    hides mistakes."""
 
     name: str
     verifier: TreeVerifier
     subject: Subject
     caught_by: str
-    setting: str = "temperature"
+    setting: str = "high temperature"
     spoil: Spoil | None = None
 
 

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from specengine.engine.proof.runs import (
     Ask,
     complete,
     divergences,
+    looks,
 )
 from specengine.engine.proof.subjects import (
     FRESH,
@@ -57,6 +59,7 @@ _MUTANT_STEP = 400
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.5},
+    "high temperature": {"temperature": 2.0},
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.8},
     "min-p": {"min_p": 0.15},
@@ -84,7 +87,7 @@ Seen = tuple[Counter[Text], Counter[Text]]  # of the two prompts
 @dataclass(frozen=True)
 class Effort:
     num_requests: int  # of each histogram; half as many where few run at a time
-    mutant_requests: int  # at most, before a mutant counts as missed
+    mutant_requests: int  # at most, greedy or of a histogram, before a mutant counts as missed
     draft_requests: int  # of each histogram of sampled drafts alone
     greedy_tokens: int
 
@@ -101,23 +104,23 @@ class EngineProof:
         self.probe = LogitProbe(self.plain)
         self.prompts = [self.loaded.tokenizer(text)["input_ids"] for text in _TEXTS]
         self.tokens = self._few_tokens(self.prompts[0])
-        self.texts = tuple(
-            Continuations(self.probe, prompt, self.tokens, LENGTH) for prompt in self._few_prompts()
-        )
-        self.greedy_asks = self._greedy_asks()
+        few = self._few_prompts(len(_PROMPT_LENGTHS), seed=0)
+        self.texts = tuple(Continuations(self.probe, prompt, self.tokens, LENGTH) for prompt in few)
+        self.greedy_prompts = [*self.prompts, *few]
+        self.greedy_asks = self._greedy_asks(self.greedy_prompts)
         self.expected = complete(self.plain, self.greedy_asks, State(FRESH)).outputs
 
     def in_state(self, subject: Subject, state: State) -> Iterator[Check]:
         """With every verifier: histograms, among greedy requests that must be as ever."""
         for name, engine in self._engines(subject, state):
             label = f"{subject.name}, {name}; {state}"
-            self._warm_up(engine, state)
+            self._warm_up(engine, state, self.greedy_prompts)
             count = self.effort.num_requests // (2 if state.is_slow else 1)
             asks = self._sampled_asks(_ALL, count, zlib.crc32(label.encode()), state)
             run = complete(engine, [*asks, *self.greedy_asks], state)
             seen = self._seen(run.outputs[:count])
             yield Check(CHI_SQUARED, label, self._p(seen, _ALL), ">=", MIN_P)
-            yield self._identity(label, run.outputs[count:])
+            yield self._identity(label, run.outputs[count:], self.greedy_asks, self.expected)
             yield run.check(label, state)
 
     def with_settings(self, subject: Subject, settings: Sequence[str]) -> Iterator[Check]:
@@ -164,26 +167,43 @@ class EngineProof:
             parts = replace(parts, drafter=SpoiltDrafter(parts.drafter, mutant.spoil))
         engine = Engine(replace(parts, verifier=mutant.verifier))
         label = f"{mutant.subject.name}, {mutant.name}; {state}"
-        self._warm_up(engine, state)
+        self._warm_up(engine, state, self.greedy_prompts)
         if mutant.caught_by == "greedy identity":
-            found = self._identity(label, complete(engine, self.greedy_asks, state).outputs)
-            return replace(found, check="greedy identity catches", sense=">=", threshold=1.0)
+            return self._changes_text(engine, label, state)
         seen: Seen = (Counter(), Counter())
         count, p, log = 0, 1.0, DraftLog()
         looks_at_drafts = mutant.caught_by == AS_REPORTED
         if looks_at_drafts:
             log.watch(engine.host_round.drafter)
-        while p > MAX_MUTANT_P and count < self.effort.mutant_requests:
-            asks = self._sampled_asks(mutant.setting, _MUTANT_STEP, count, state)
+        for until in looks(_MUTANT_STEP, self.effort.mutant_requests):
+            asks = self._sampled_asks(mutant.setting, until - count, count, state)
             for total, new in zip(
                 seen, self._seen(complete(engine, asks, state).outputs), strict=True
             ):
                 total.update(new)
-            count += _MUTANT_STEP
+            count = until
             p = log.p_value if looks_at_drafts else self._p(seen, mutant.setting)
+            if p <= MAX_MUTANT_P:
+                break
         note = f"after {count} requests"
         name = AS_REPORTED if looks_at_drafts else CHI_SQUARED
         return Check(f"{name} catches", label, p, "<=", MAX_MUTANT_P, note)
+
+    def _changes_text(self, engine: Engine, label: str, state: State) -> Check:
+        """The usual greedy requests, then others, until a text is not that of plain decoding."""
+        asks, expected, count = self.greedy_asks, self.expected, 0
+        for until in looks(len(self.greedy_prompts), self.effort.mutant_requests // 2):
+            if count:
+                prompts = self._few_prompts(until - count, seed=count)
+                self._warm_up(engine, state, prompts)
+                asks = self._greedy_asks(prompts)
+                expected = complete(self.plain, asks, State(FRESH)).outputs
+            outputs, count = complete(engine, asks, state).outputs, until
+            found = self._identity(label, outputs, asks, expected)
+            if found.statistic >= 1.0:
+                break
+        note = "; ".join(filter(None, (f"after {2 * count} requests", found.note)))
+        return Check("greedy identity catches", label, found.statistic, ">=", 1.0, note)
 
     def _engines(self, subject: Subject, state: State) -> Iterator[tuple[str, Engine]]:
         """One for each verifier, built as it is served: on a GPU a graph may hold the round."""
@@ -193,9 +213,8 @@ class EngineProof:
                 judged = subject.verified_by(name)
                 yield name, judged.build(self.config, state, self.loaded, self.tokens)
 
-    def _warm_up(self, engine: Engine, state: State) -> None:
+    def _warm_up(self, engine: Engine, state: State, prompts: Sequence[list[int]]) -> None:
         if state.kind == PREFIX_HIT:
-            prompts = [*self.prompts, *(texts.prompt for texts in self.texts)]
             params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
             complete(engine, [Ask(prompt, params) for prompt in prompts], state)
 
@@ -225,18 +244,24 @@ class EngineProof:
         least = min(texts.p_value(one, params) for texts, one, params in columns)
         return least * (2 - least)
 
-    def _greedy_asks(self) -> list[Ask]:
-        """Real text, and text of the few tokens, where drafts are right by chance as well."""
+    def _greedy_asks(self, prompts: Sequence[list[int]]) -> list[Ask]:
+        """For each prompt two: free text, and text of the few tokens, where drafts are right by
+        chance as well."""
         free = SamplingParams(
             max_tokens=self.effort.greedy_tokens, temperature=0.0, ignore_eos=True
         )
         few = replace(free, logit_bias=dict.fromkeys(self.tokens, 100.0))
-        prompts = [*self.prompts, *(texts.prompt for texts in self.texts)]
         return [Ask(prompt, params) for params in (free, few) for prompt in prompts]
 
-    def _identity(self, label: str, outputs: list[list[int]]) -> Check:
+    def _identity(
+        self,
+        label: str,
+        outputs: Sequence[list[int]],
+        asks: Sequence[Ask],
+        expected: Sequence[list[int]],
+    ) -> Check:
         tie = TIES[self.loaded.config.model.dtype]
-        return divergences(self.probe, self.greedy_asks, outputs, self.expected, tie).check(label)
+        return divergences(self.probe, asks, outputs, expected, tie).check(label)
 
     def _few_tokens(self, prompt: list[int]) -> list[int]:
         """The likeliest after the prompt, none of which ends a text."""
@@ -245,11 +270,11 @@ class EngineProof:
         found: list[int] = logits_V.topk(_NUM_TOKENS).indices.tolist()
         return found
 
-    def _few_prompts(self) -> list[list[int]]:
+    def _few_prompts(self, count: int, seed: int) -> list[list[int]]:
         """Prompts of the few tokens, which repeat often enough to be drafted from. They
         begin alike and go on each in its own way."""
-        generator = torch.Generator().manual_seed(0)
-        orders = torch.randint(_NUM_TOKENS, (2, max(_PROMPT_LENGTHS)), generator=generator)
+        generator = torch.Generator().manual_seed(seed)
+        orders = torch.randint(_NUM_TOKENS, (count, max(_PROMPT_LENGTHS)), generator=generator)
         orders[:, :_COMMON_LENGTH] = orders[0, :_COMMON_LENGTH].clone()
-        rows = zip(orders.tolist(), _PROMPT_LENGTHS, strict=True)
+        rows = zip(orders.tolist(), cycle(_PROMPT_LENGTHS), strict=False)
         return [[self.tokens[i] for i in order[:length]] for order, length in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 
@@ -23,6 +23,16 @@ TIES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 # Share of the requests of a run that must have met what their state is about. Short prompts
 # are not found in a cache of pages.
 _MET = {FRESH: 1.0, PREFIX_HIT: 0.8, CHUNKED: 0.3, RETRACTED: 0.05}
+
+
+def looks(first: int, most: int) -> Iterator[int]:
+    """Numbers of requests after which a mutant is looked at. A step is `first`, or a quarter of
+    what was seen where that is more. At each look a mutant that changes nothing may be noticed by
+    chance, with MAX_MUTANT_P at most: looks are few, 19 up to 100 times `first`."""
+    count = 0
+    while count < most:
+        count = min(count + max(first, count // 4), most)
+        yield count
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Plan:
 QUICK = Plan(
     name="quick",
     rules=rules.QUICK,
-    engine=Effort(num_requests=150, mutant_requests=8000, draft_requests=2000, greedy_tokens=16),
+    engine=Effort(num_requests=150, mutant_requests=40000, draft_requests=2000, greedy_tokens=16),
     states=(State(PREFIX_HIT, 16), State(RETRACTED)),
     settings=(),
     mutant_states=(State(FRESH),),
@@ -51,7 +51,7 @@ QUICK = Plan(
 FULL = Plan(
     name="full",
     rules=rules.FULL,
-    engine=Effort(num_requests=400, mutant_requests=8000, draft_requests=6000, greedy_tokens=24),
+    engine=Effort(num_requests=400, mutant_requests=40000, draft_requests=6000, greedy_tokens=24),
     states=ALL_STATES,
     settings=tuple(SETTINGS),
     mutant_states=(State(FRESH), State(RETRACTED, 16)),
