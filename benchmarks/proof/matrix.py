@@ -56,7 +56,9 @@ class Proof:
         counts = Counter(self.commits.values())
         by_commit = ", ".join(f"{counts[commit]} at commit {commit}" for commit in counts)
         machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
-        about = f"The {' and '.join(self.plans)} plan of `specengine verify`, "
+        models = {Path(one["about"]["model"] or "a tiny random Llama").name for one in self.begins}
+        about = f"The {' and '.join(self.plans)} plan of `specengine verify`"
+        about += f" on {', '.join(sorted(models))}, "
         about += f"{len(self.commits)} sections: {by_commit}. Filed by `benchmarks/proof/matrix.py`"
         about += f" from {len(self.begins)} records made on: "
         return about + "; ".join(machines) + "."

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="what to run; default: a tiny random model and drafts, made on the spot",
+        help="what to run; default: a tiny random Llama and drafts, made on the spot",
     )
     group = parser.add_argument_group("proof")
     group.add_argument("--quick", action="store_true", help="a part of it, in some minutes")
