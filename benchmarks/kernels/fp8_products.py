@@ -32,9 +32,9 @@ from specengine.kernels.linear import (
     fp8_linear_triton,
     norm_triton,
 )
+from specengine.kernels.linear.fp8_codes import BLOCK
 from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
 from specengine.kernels.linear.fp8_linear_cuda import RowsTile
-from specengine.kernels.linear.fp8_splits import BLOCK
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 from specengine.kernels.linear.split_sum_triton import Tile

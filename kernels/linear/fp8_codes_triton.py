@@ -14,10 +14,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specengine.kernels.dispatch import has_dependent_launch, has_much_shared
-from specengine.kernels.linear.fp8_splits import (
+from specengine.kernels.linear.fp8_codes import (
     BLOCK,
     MANY_OUTS,
     MOST_SPLITS,
+    computes,
     splits_by_block,
     splits_by_row,
 )
@@ -180,19 +181,8 @@ def tile_by_block(outs: int, columns: int, rows: int) -> Tile:
 
 
 def takes(x: Tensor, weight: Fp8Weight) -> bool:
-    """Whether the processor has the product and the copies, and the weight the form: a scale for a
-    row on both sides, or for 128 columns."""
+    """Whether the processor has the product and the copies, and the weight the form."""
     return has_dependent_launch(x) and has_much_shared(x) and computes(x, weight)
-
-
-def computes(x: Tensor, weight: Fp8Weight) -> bool:
-    columns, given = weight.shape[1], weight.input
-    if given is None or x.dtype == torch.float32:
-        return False
-    is_by_row = weight.columns >= columns and given.group is None
-    is_by_block = weight.columns == given.group == BLOCK < columns
-    fits = columns % (BLOCK if is_by_block else 16) == 0 and weight.codes.data_ptr() % 16 == 0
-    return (is_by_row or is_by_block) and fits and weight.codes.is_contiguous()
 
 
 def fp8_linear(

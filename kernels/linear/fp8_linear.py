@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_ref, rounded_cuda
-from specengine.kernels.linear.fp8_splits import splits_by_block
+from specengine.kernels.linear.fp8_codes import splits_by_block
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import has_warpgroups
-from specengine.kernels.linear.fp8_splits import BLOCK, splits_by_block, splits_by_row
+from specengine.kernels.linear import fp8_codes
+from specengine.kernels.linear.fp8_codes import BLOCK, splits_by_block, splits_by_row
 from specengine.kernels.linear.quantised import Fp8Weight
 from specengine.kernels.sizes import cdiv
 
@@ -45,19 +46,14 @@ def tile_for(num_outs: int, columns: int, is_by_block: bool) -> RowsTile:
 
 
 def takes(x: Tensor, weight: Fp8Weight) -> bool:
-    """Whether the kernel runs here, and computes this product: half precision, scales for a whole
-    row on each side, or for 128 columns of it and 128 rows of the weight, whole 16 bytes a row."""
+    """Whether the kernel runs here, and computes this product."""
     return len(x) <= ROWS and has_warpgroups(x) and program.available() and computes(x, weight)
 
 
 def computes(x: Tensor, weight: Fp8Weight) -> bool:
-    columns, given = weight.shape[1], weight.input
-    if given is None or x.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    is_by_row = given.group is None and weight.columns >= columns
-    is_by_block = weight.columns == given.group == BLOCK < columns and weight.rows % BLOCK == 0
-    fits = columns % (BLOCK if is_by_block else 16) == 0 and weight.codes.data_ptr() % 16 == 0
-    return (is_by_row or is_by_block) and fits and weight.codes.is_contiguous()
+    """What Triton's does, but for blocks of fewer than 128 rows."""
+    is_by_row = weight.columns >= weight.shape[1]
+    return fp8_codes.computes(x, weight) and (is_by_row or weight.rows % BLOCK == 0)
 
 
 def fp8_linear(

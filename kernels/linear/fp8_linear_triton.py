@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
-from specengine.kernels.linear.fp8_splits import MANY_OUTS
+from specengine.kernels.linear.fp8_codes import MANY_OUTS
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
 from specengine.kernels.linear.rounded import found_beside
 from specengine.kernels.linear.split_sum_triton import (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specengine.kernels.linear import fp8_codes_triton, fp8_linear_cuda, fp8_linear_ref
 from specengine.kernels.linear import fp8_linear as fp8_linear_form
-from specengine.kernels.linear.fp8_codes_triton import computes, tile_by_block, tile_by_row
+from specengine.kernels.linear.fp8_codes import BLOCK, computes
+from specengine.kernels.linear.fp8_codes_triton import tile_by_block, tile_by_row
 from specengine.kernels.linear.fp8_linear import fp8_linear, fp8_parts
-from specengine.kernels.linear.fp8_splits import BLOCK
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.kernels.linear.split_sum_triton import Tile, counters_of, rows_block
 

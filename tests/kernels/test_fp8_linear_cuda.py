@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.linear import fp8_linear_cuda
+from specengine.kernels.linear.fp8_codes import BLOCK
 from specengine.kernels.linear.fp8_linear import fp8_linear, quantise_rows
 from specengine.kernels.linear.fp8_linear_cuda import RowsTile, computes, takes
-from specengine.kernels.linear.fp8_splits import BLOCK
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from tests.kernels.cuda_places import PLACES, placed
 

@@ -1,14 +1,31 @@
-"""In how many parts the columns of an FP8 weight are multiplied, of up to 64 rows. A row's sum has
-their order, so that they depend on the weight alone, and are the same for all kernels of codes."""
+"""What kernels of FP8 codes on both sides share: which products they compute, and in how many parts
+the columns are multiplied of up to 64 rows. A row's sum has their order, so that they depend on the
+weight alone."""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from specengine.kernels.linear.quantised import Fp8Weight
 from specengine.kernels.sizes import cdiv
 
 MANY_OUTS = 16384  # outputs that fill the processor without being split
 BLOCK = 128  # columns that share a scale, in the published form
 _OUTS, _PROGRAMS = 64, 128  # outputs of a program, and programs that nearly fill the processor
 MOST_SPLITS, _LEAST_COLUMNS = 4, 512
+
+
+def computes(x: Tensor, weight: Fp8Weight) -> bool:
+    """Half precision, a scale for a row on both sides, or one for 128 columns; rows of codes of
+    whole 16 bytes."""
+    columns, given = weight.shape[1], weight.input
+    if given is None or x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    is_by_row = weight.columns >= columns and given.group is None
+    is_by_block = weight.columns == given.group == BLOCK < columns
+    fits = columns % (BLOCK if is_by_block else 16) == 0 and weight.codes.data_ptr() % 16 == 0
+    return (is_by_row or is_by_block) and fits and weight.codes.is_contiguous()
 
 
 def splits_by_row(outs: int) -> int:
