@@ -96,6 +96,16 @@ def test_random_draft_keeps_nothing_of_single_layers_or_their_weights() -> None:
     assert not hasattr(draft, "quantization_config")
 
 
+def test_random_draft_of_latent_attention_has_heads() -> None:
+    """Peers would look for latents where the draft's configuration has a rank of theirs."""
+    sizes = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    config = AutoConfig.for_model(**SHAPE, model_type="deepseek_v2", **sizes)
+    with random_eagle3(config, 32) as folder:
+        draft = AutoConfig.from_pretrained(folder)
+    assert not [name for name in (*sizes, "n_routed_experts") if hasattr(draft, name)]
+    assert draft.num_attention_heads == config.num_attention_heads
+
+
 def test_random_draft_rotates_whole_heads_where_its_target_rotates_a_part() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
     config = AutoConfig.for_model(**SHAPE, model_type="glm4", rope_parameters=rope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,6 @@ import torch
 from specengine.core.errors import ConfigError
 
 ALGORITHM = "EAGLE3"  # that such a draft is of, as core.registry.DRAFTERS calls it
-
-# Of the target's configuration what is said of its layers one by one, of its weights, and of a part
-# of a head that is rotated: the draft rotates all of it.
-_OF_TARGET = ("layer_types", "quantization_config", "partial_rotary_factor")
 
 
 @contextmanager
@@ -33,6 +29,7 @@ def random_eagle3(config: Any, draft_vocab: int) -> Iterator[Path]:
 def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
     """In SGLang's layout. Raises ConfigError where the draft could not be."""
     from safetensors.torch import save_file
+    from transformers import LlamaConfig
 
     if not 0 < draft_vocab <= config.vocab_size:
         raise ConfigError(
@@ -40,11 +37,14 @@ def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
             "draft's must be some of these"
         )
     layers = feature_layers(config.num_hidden_layers)
-    kept = _without(_OF_TARGET, config.to_dict())
-    if isinstance(rope := kept.get("rope_parameters"), dict):
-        kept["rope_parameters"] = _without(_OF_TARGET, rope)
+    # A target's other fields would make of the draft what it is not: latent attention, for one.
+    known = {name for name in LlamaConfig().to_dict() if not name.startswith("_")}
+    kept = {name: one for name, one in config.to_dict().items() if name in known}
+    if isinstance(rope := kept.get("rope_parameters"), dict):  # the draft rotates whole heads
+        whole = {name: one for name, one in rope.items() if name != "partial_rotary_factor"}
+        kept["rope_parameters"] = whole
     written = {
-        **{name: one for name, one in kept.items() if not name.startswith("_")},
+        **kept,
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "attention_bias": False,
@@ -56,10 +56,6 @@ def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
     }
     (folder / "config.json").write_text(json.dumps(written, default=str))
     save_file(_tensors(config, draft_vocab), folder / "model.safetensors")
-
-
-def _without(names: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in given.items() if name not in names}
 
 
 def feature_layers(count: int) -> list[int]:
