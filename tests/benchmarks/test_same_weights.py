@@ -276,7 +276,7 @@ def test_plans_run_where_no_peer_was_given() -> None:
         for plan in ("same-weights", "same-weights-latent")
         for job in read_plan(ROOT / f"benchmarks/plans/{plan}.yaml")
     ]
-    assert len(jobs) == 3
+    assert len(jobs) == 4
     for job in jobs:
         assert job.needs == ()
         assert '--sglang "{sglang?}"' in job.command
