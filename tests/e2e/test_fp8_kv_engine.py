@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,25 @@ def test_first_tokens_are_those_of_k_and_v_rounded(
     monkeypatch.setattr(ops, "side_by_side", lambda *_: False)  # compiled C, which writes float32
     assert found == pytest.approx(logprobs("auto"), abs=1e-5)
     assert found != pytest.approx(plain, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_scales_that_are_powers_of_two_change_no_logprob(
+    family: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """K and V divided by them are rounded as K and V are, but for numbers next to 0."""
+
+    def logprobs(k_scale: float, v_scale: float) -> list[float]:
+        folder = shutil.copytree(small_models[family], tmp_path / str(k_scale))
+        tensors = load_file(folder / "model.safetensors")
+        for layer in range(3):
+            tensors[f"model.layers.{layer}.self_attn.k_scale"] = torch.tensor(k_scale)
+            tensors[f"model.layers.{layer}.self_attn.v_scale"] = torch.tensor(v_scale)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return logprobs_of_first_tokens(folder, "fp8", "cpu")
+
+    found, expected = logprobs(2.0**-3, 2.0**-5), logprobs(2.0**-6, 2.0**-4)
+    assert found == pytest.approx(expected, abs=5e-4)
 
 
 def logprobs_of_first_tokens(folder: Path, kind: str, device: str = "auto") -> list[float]:

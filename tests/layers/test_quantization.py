@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from specengine.layers.quantization.method import LayerTensors, QuantisedWeight
 from specengine.layers.quantization.parts import join_parts
 from specengine.layers.weights import load_weights
 from tests.support.pretended_ranks import on_threads
-from tests.support.quantised import FORMATS, Format
+from tests.support.quantised import FORMATS, Format, fp8
 
 NAME = "model.layers.0.self_attn.q_proj"
 OF_128 = ("fp8 blocks of 128", "modelopt blocks", "modelopt blocks in its own file")
@@ -75,6 +76,20 @@ def test_a_layer_is_what_its_format_defines(form: Format, rows: int, columns: in
     torch.testing.assert_close(made.dequantised(), packed.dense, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["fp8 blocks", "compressed fp8 blocks"])
+def test_blocks_that_are_no_squares_are_of_rows_by_columns(name: str) -> None:
+    """As many of 32 x 64 as of 64 x 32 are in this weight."""
+    config = deepcopy(FORMATS[name].config)
+    if "config_groups" in config:
+        config["config_groups"]["group_0"]["weights"]["block_structure"] = [32, 64]
+    else:
+        config["weight_block_size"] = [32, 64]
+    form = Format(config, lambda w: fp8(w, (32, 64), "weight_scale", None))
+    packed = form.pack(weight_of(64, 128))
+    made = read(form, packed.tensors, 64, 128)
+    torch.testing.assert_close(made.dequantised(), packed.dense, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("sizes", [(64, 32, 32), (40, 24, 24)])
 def test_layers_of_one_input_are_one_product(form: Format, sizes: tuple[int, ...]) -> None:
     parts = [form.pack(weight_of(rows, 96, rows + i)) for i, rows in enumerate(sizes)]
@@ -88,6 +103,20 @@ def test_layers_of_one_input_are_one_product(form: Format, sizes: tuple[int, ...
     plain = replace(joined, input=None) if isinstance(joined, Fp8Weight) else joined
     found = QuantisedLinear([plain], bias)(x)
     torch.testing.assert_close(found, F.linear(x, dense, bias), rtol=1e-5, atol=1e-4)
+
+
+def test_joined_layers_read_inputs_by_the_largest_of_their_scales() -> None:
+    form = FORMATS["fp8 static"]
+    tensors = [form.pack(weight_of(32, 64, seed)).tensors for seed in range(3)]
+    made = [
+        read(form, one | {"input_scale": torch.tensor(scale)}, 32, 64)
+        for one, scale in zip(tensors, (0.5, 0.9, 0.7), strict=True)
+    ]
+    joined = join_parts(made)
+    assert isinstance(joined, Fp8Weight)
+    assert joined.input is not None
+    assert joined.input.scale is not None
+    assert joined.input.scale.tolist() == [pytest.approx(0.9)]
 
 
 def test_layers_that_cannot_be_joined_stand_side_by_side() -> None:

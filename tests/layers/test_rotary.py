@@ -143,6 +143,17 @@ def test_longrope_takes_the_long_divisors_where_requests_may_be_longer() -> None
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
+def test_longrope_without_a_factor_scales_by_the_model_s_context_whatever_is_served() -> None:
+    """As Phi-3.5 is published."""
+    longrope = SCALINGS["longrope, short context"] | {"original_max_position_embeddings": 256}
+    config = _config({name: value for name, value in longrope.items() if name != "factor"})
+    expected = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=1024)[1]
+    assert expected > 1.0
+    for config.served_context in (1024, 512, 256):
+        found = rope_frequencies(64, 1024, rope_parameters(config))[1]
+        assert found == pytest.approx(expected)
+
+
 def test_dynamic_with_a_fixed_alpha_stretches_the_base() -> None:
     rope = SCALINGS["dynamic"] | {"factor": 1.0, "alpha": 50.0, "rope_theta": 1e4}
     config = HunYuanDenseV1Config(head_dim=64, max_position_embeddings=1024, rope_parameters=rope)

@@ -44,9 +44,17 @@ def kv_of(mini: MiniRunner) -> list[Tensor]:
     return [one[1:] for layer in layers for one in mini.pool.get_kv_buffer(layer)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_last_rows_alone_equal_those_of_all(family: str, small_models: dict[str, Path]) -> None:
-    """Two prompts, and more of each behind them, which read the KV of the first."""
+@pytest.mark.parametrize(
+    ("family", "is_packed"),
+    [*((family, True) for family in FAMILIES), ("llama", False), ("seedoss", False)],
+)
+def test_last_rows_alone_equal_those_of_all(
+    family: str, is_packed: bool, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts, and more of each behind them, which read the KV of the first. Weights that are
+    not packed, as on a GPU, with and without biases."""
+    if not is_packed:
+        monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
     source = resolve_model(ModelConfig(model=str(small_models[family])))
     family_model: Any = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
     whole, narrow = MiniRunner(family_model), MiniRunner(family_model)

@@ -18,6 +18,7 @@ from specengine.core.registry import MODEL_FAMILIES
 from specengine.layers.rotary import rope_frequencies, rope_parameters
 from specengine.runner.loader.family import GgufFormat, gguf_formats
 from specengine.runner.loader.gguf_config import gguf_config_dict, gguf_hf_config
+from specengine.runner.loader.gguf_fields import rope_by_type
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights, unpermute
 from specengine.runner.loader.source import resolve_model
@@ -278,6 +279,51 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
         "beta_fast": 16.0,
         "rope_theta": 10000.0,
     }
+
+
+class _Told:
+    """A file's metadata alone."""
+
+    tensor_names: ClassVar[list[str]] = []
+
+    def __init__(self, **told: float) -> None:
+        self._told = {name.replace("__", "."): value for name, value in told.items()}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._told.get(key.removeprefix("{arch}."), default)
+
+    require = get
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "field", "expected"),
+    [
+        ("Gemma2", 46, "query_pre_attn_scalar", 144),
+        ("Gemma2", 42, "query_pre_attn_scalar", 128),
+        ("Gemma3", 62, "query_pre_attn_scalar", 144),
+        ("Gemma3", 48, "query_pre_attn_scalar", 128),
+        ("GPTNeoX", 44, "hidden_act", "gelu_fast"),
+        ("GPTNeoX", 36, "hidden_act", "gelu"),
+    ],
+)
+def test_what_files_do_not_tell_follows_from_the_number_of_layers(
+    family: str, layers: int, field: str, expected: object
+) -> None:
+    """The 27B models of Gemma divide by another number than a head has; GPT-NeoX 20B has an
+    activation of its own."""
+    sizes = {"embedding_length": 4608, "attention__head_count": 32, "attention__key_length": 128}
+    file: Any = _Told(block_count=layers, **sizes)
+    assert FORMATS[f"{family}ForCausalLM"].fields(file)[field] == expected
+
+
+@pytest.mark.parametrize(("told", "expected"), [({"rope__freq_base_swa": 2e4}, 2e4), ({}, 1e4)])
+def test_layers_with_a_window_rotate_by_the_base_that_the_file_tells_of_them(
+    told: dict[str, float], expected: float
+) -> None:
+    file: Any = _Told(embedding_length=64, attention__head_count=4, rope__freq_base=1e6, **told)
+    found = rope_by_type(file, theta_of_windows=1e4)
+    assert found["sliding_attention"]["rope_theta"] == expected
+    assert found["full_attention"]["rope_theta"] == 1e6
 
 
 def test_frequency_factors_give_llama3_scaling(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Gemma2Config
 
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
+from specengine.target.models.gemma import Gemma2ForCausalLM
 from specengine.target.registry import find_model_class
 from tests.support.families import reference_model, save_small_model
 
@@ -29,6 +31,13 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("gptneox", {**ONE_BY_ONE, "attention_bias": False}),
     ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
     ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    ("qwen3moe", {"norm_topk_prob": False}),
+    ("glm4moe", {"use_qk_norm": False, "attention_bias": False}),
+    ("deepseekv3", {"norm_topk_prob": False, "rope_interleave": False}),
+    ("deepseekv2", {"topk_method": "greedy"}),
+    ("llama4", {"use_qk_norm": False, "attn_temperature_tuning": False}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    ("ernie4_5_moe", {"moe_layer_interval": 2}),
     ("dots1", {"norm_topk_prob": False, "attention_bias": True, "n_group": 1, "topk_group": 1}),
     ("hunyuandensev1", {"rope_parameters": None, "attention_bias": True}),
     ("hunyuandensev1", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
@@ -126,3 +135,18 @@ def test_minimax_rotates_the_part_that_published_configurations_state(
     path.write_text(json.dumps(config))
     again = mini_runner(load(folder)).logits(ForwardMode.EXTEND, [PROMPT])
     assert torch.equal(again, found)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 59.8665), (torch.bfloat16, 59.75)])
+def test_gemma_multiplies_embeddings_by_a_number_of_the_model_s_dtype(
+    dtype: torch.dtype, factor: float
+) -> None:
+    """Of 9B: the root of 3584 is 59.867."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        config = Gemma2Config(hidden_size=3584)
+        found = Gemma2ForCausalLM.multipliers(config).embedding
+    finally:
+        torch.set_default_dtype(before)
+    assert found == pytest.approx(factor, abs=1e-3)
