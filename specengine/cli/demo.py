@@ -100,11 +100,12 @@ def contenders(config: EngineConfig) -> list[SpecConfig]:
 
 def open_endpoints(stack: ExitStack, config: EngineConfig) -> list[Endpoint]:
     """Without speculation, then with; all engines share one copy of the weights."""
+    from specengine.core.config import SpecConfig
     from specengine.engine.build import load
     from specengine.engine.phases import Phases
 
     memory = replace(config.memory, max_total_tokens=config.memory.max_total_tokens or KV_SLOTS)
-    plain = replace(config, memory=memory, spec=replace(config.spec, algorithm=None))
+    plain = replace(config, memory=memory, spec=SpecConfig())
     loaded = load(plain, Phases())
     engines = {"no speculation": plain}
     engines |= {str(spec.algorithm): replace(plain, spec=spec) for spec in contenders(config)}

@@ -27,6 +27,7 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
     """Fill in the shape of drafts. Raises ConfigError where options contradict each other, or mean
     nothing to the algorithm."""
     if spec.algorithm is None:
+        _refuse_all_options(spec)
         return spec
     algorithm = check_algorithm(spec.algorithm)
     _refuse_idle_options(spec, algorithm)
@@ -61,6 +62,16 @@ def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
                 raise ConfigError(
                     f"{option.flag} does nothing without {remedy}; leave it out, or add that"
                 )
+
+
+def _refuse_all_options(spec: SpecConfig) -> None:
+    plain = SpecConfig(adaptive=spec.adaptive)  # where nothing is drafted, nothing adapts
+    for field, option in SpecConfig.options().items():
+        if getattr(spec, field) != getattr(plain, field):
+            raise ConfigError(
+                f"{option.flag} does nothing without --speculative-algorithm; leave it out, or add "
+                f"that, with one of {', '.join(DRAFTERS)}"
+            )
 
 
 def _refuse_model_options(spec: SpecConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ def test_the_engine_counts_the_rounds_of_its_requests(
     algorithm: str | None, small_models: dict[str, Path]
 ) -> None:
     """Rounds without a draft and rounds beside a prefill too."""
-    spec = SpecConfig(algorithm=algorithm, adaptive=False, ngram_min_match=1)
+    spec = SpecConfig() if algorithm is None else SpecConfig(algorithm, ngram_min_match=1)
+    spec = replace(spec, adaptive=False)
     flags = {"chunked_prefill_size": 8, "enable_mixed_chunk": True, "max_total_tokens": 2048}
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", **flags)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)

@@ -97,9 +97,23 @@ def test_what_contradicts_itself(fields: dict[str, Any], message: str) -> None:
         resolved(**fields)
 
 
-def test_without_speculation_nothing_is_looked_at() -> None:
-    spec = SpecConfig(num_steps=7)
-    assert resolve_spec(spec) is spec
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"num_steps": 7}, "num-steps"),
+        ({"draft_model_path": "somewhere"}, "draft-model-path"),
+        ({"relaxed_top_k": 4}, "relaxed-top-k"),
+        ({"verify": "relaxed"}, "verify"),
+        ({"hybrid_suffix": True}, "hybrid-suffix"),
+    ],
+)
+def test_without_an_algorithm_no_option_of_drafts_does_anything(
+    fields: dict[str, Any], option: str
+) -> None:
+    message = f"-{option} does nothing without --speculative-algorithm; .* one of NGRAM"
+    with pytest.raises(ConfigError, match=message):
+        resolve_spec(SpecConfig(**fields))
+    assert resolve_spec(SpecConfig()) == SpecConfig()
 
 
 def test_kv_slots_of_a_tree() -> None:
