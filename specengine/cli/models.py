@@ -51,15 +51,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(models: list[dict[str, Any]], drafters: list[dict[str, Any]]) -> None:
+    width = 2 + max(len(row["name"]) for row in models + drafters)
     for row in models:
         weights = "weights cached" if row["cached"] else "weights fetched at first use"
         if row["weights"] == "random":
             weights = "random weights, with --load-format dummy"
-        print(f"{row['name']:<20}{row['parameters']:<6}{row['description']}; {weights}")
+        print(f"{row['name']:<{width}}{row['parameters']:<7}{row['description']}; {weights}")
     print("Also: a directory of safetensors, a GGUF file, or a hub id (owner/name).")
     print("\nDrafters, for --speculative-draft-model-path:")
     for row in drafters:
         print(
-            f"{row['name']:<20}{row['parameters']:<6}{row['description']}; drafts for "
+            f"{row['name']:<{width}}{row['parameters']:<7}{row['description']}; drafts for "
             f"{row['target']} with --speculative-algorithm {row['algorithm']}, by default"
         )

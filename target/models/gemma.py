@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import LayerSpec, Multipliers
 from specengine.runner.loader.family import GgufFormat
 from specengine.runner.loader.gguf_fields import (
@@ -83,8 +82,6 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
-        if getattr(config, "use_bidirectional_attention", False):
-            raise ModelLoadError("use_bidirectional_attention is not supported: texts are causal")
         bias = bool(config.attention_bias)
         return LayerSpec.from_config(
             config,

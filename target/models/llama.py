@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from specengine.core.errors import ModelLoadError
 from specengine.core.interruption import interruption_point
 from specengine.kernels.linear.types import Tail
 from specengine.layers.compute_paths import (
@@ -168,6 +169,7 @@ class LlamaForCausalLM(Module):
         """config: the Hugging Face configuration. Weights are uninitialised until load_weights.
         Raises ModelLoadError for a family that states what nothing computes."""
         super().__init__()
+        _check_is_causal(config)
         specs = self.layer_specs(config)
         self.config = config
         self.num_layers: int = config.num_hidden_layers
@@ -255,6 +257,13 @@ class LlamaForCausalLM(Module):
         if self.has_rotary_pairs:
             weights = reordered(weights, _orders_of_pairs(self.model.spec))
         return weights
+
+
+def _check_is_causal(config: Any) -> None:
+    """Embedding models may have their tokens see those behind them."""
+    for field, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if bool(found := getattr(config, field, causal)) != causal:
+            raise ModelLoadError(f"{field} {found} is not supported: texts are causal")
 
 
 def _orders_of_pairs(spec: LayerSpec) -> dict[str, Tensor]:

@@ -203,7 +203,8 @@ fields = {"num_hidden_layers": 30, "vocab_size": 49152, "hidden_size": 576}
 fields |= {"intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
 config = SimpleNamespace(to_dict=lambda: fields, **fields)
 reads = SimpleNamespace(from_pretrained=lambda folder: config)
-sys.modules["transformers"] = SimpleNamespace(AutoConfig=reads)  # takes seconds to import
+given = SimpleNamespace(AutoConfig=reads, LlamaConfig=lambda: config)
+sys.modules["transformers"] = given  # takes seconds to import
 args = common._parse("peer", ["--algorithm", "EAGLE3", "--random-draft", "512", "--json", "x"])
 with common._spec(args, common.Model("a shape", Path("none"), True, 49152, 1, {})) as spec:
     assert (spec.draft / "model.safetensors").is_file()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.layers.quantization import linears
+from specengine.layers.rotary import RotaryEmbedding
 from specengine.runner.loader import hub
 from specengine.runner.loader.builtin import BUILTIN_MODELS
 from specengine.runner.loader.hf_directory import iterate_safetensors
@@ -80,6 +81,52 @@ def test_head_of_the_files_decides_whether_a_model_is_tied(differs: bool, direct
     model: Any = load_model(source, find_model_class, torch.float32, CPU, packs=False)
     assert torch.equal(model.lm_head.weight, head)
     assert (model.lm_head.weight is model.embed.weight) is not differs
+
+
+def test_head_of_the_files_counts_under_the_name_that_its_family_has_for_it(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(small_models["gptneox"], tmp_path / "small"))
+    _edit(folder / "config.json", tie_word_embeddings=True)
+    head = load_file(folder / "model.safetensors")["embed_out.weight"]
+    source = resolve_model(ModelConfig(model=str(folder)))
+    model: Any = load_model(source, find_model_class, torch.float32, CPU, packs=False)
+    assert torch.equal(model.lm_head.weight, head)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        (YARN | {"original_max_position_embeddings": 512}, 2048),
+        (YARN | {"original_max_position_embeddings": 64}, 512),  # fewer than the model has
+        (YARN, 512),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 512),
+    ],
+)
+def test_yarn_makes_the_context_longer_as_model_cards_say(
+    rope: dict[str, Any], positions: int, directory: Path
+) -> None:
+    """They leave max_position_embeddings, which is 512 here, as it is."""
+    _edit(directory / "config.json", rope_parameters=rope)
+    source = resolve_model(ModelConfig(model=str(directory)))
+    assert source.context_length == positions
+    model: Any = load_model(source, find_model_class, torch.float32, CPU)
+    tables = [one for one in model.modules() if isinstance(one, RotaryEmbedding)]
+    assert [len(one.cos_sin_cache) for one in tables] == [positions]
+
+
+def test_a_configuration_whose_fields_do_not_fit_each_other_is_named(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(small_models["smollm3"], tmp_path / "small"))
+    _edit(folder / "config.json", no_rope_layers=[])
+    with pytest.raises(
+        ModelLoadError, match=r"config\.json of small does not fit SmolLM3ForCausal"
+    ):
+        _load(folder)
 
 
 @pytest.mark.parametrize("index", [True, False])

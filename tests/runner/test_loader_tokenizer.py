@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -286,10 +288,28 @@ def test_a_file_replaces_the_chat_template(small_models: dict[str, Path], tmp_pa
         load_tokenizer(source, str(tmp_path / "missing.jinja"))
 
 
-def test_a_directory_without_tokenizer_is_named(
+def test_template_may_stand_in_a_file_of_its_own(
     small_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text((small_models["llama"] / "config.json").read_text())
+    """As in older multimodal checkpoints; one of tokenizer_config.json goes before it."""
+    folder = Path(shutil.copytree(small_models["llama"], tmp_path / "small"))
+    template = "{% for m in messages %}<user>{{ m.content }}{% endfor %}"
+    byte_tokenizer(256).save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    source = resolve_model(ModelConfig(model=str(folder)))
+    assert load_tokenizer(source).chat_template == template
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "other"}))
+    assert load_tokenizer(source).chat_template == "other"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gptneox"])
+def test_a_directory_without_tokenizer_is_named(
+    family: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """transformers gives some families a tokenizer of special tokens alone."""
+    (tmp_path / "config.json").write_text((small_models[family] / "config.json").read_text())
     source = resolve_model(ModelConfig(model=str(tmp_path), load_format="dummy"))
     with pytest.raises(ModelLoadError, match="has no tokenizer that can be read"):
         load_tokenizer(source)

@@ -87,10 +87,13 @@ def test_partial_rotation_is_refused_where_the_family_has_none(family: str) -> N
         make(family, rope_parameters=rope)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
-def test_attention_in_both_directions_is_refused(family: str) -> None:
-    with pytest.raises(ModelLoadError, match="use_bidirectional_attention is not supported"):
-        make(family, use_bidirectional_attention=True)
+@pytest.mark.parametrize(
+    ("field", "value"), [("is_causal", False), ("use_bidirectional_attention", True)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_in_both_directions_is_refused(family: str, field: str, value: bool) -> None:
+    with pytest.raises(ModelLoadError, match=f"{field} {value} is not supported: texts are causal"):
+        make(family, **{field: value})
 
 
 def test_clipped_projections_are_refused() -> None:

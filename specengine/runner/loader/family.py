@@ -84,3 +84,13 @@ def extended_config(architectures: object) -> tuple[str | None, dict[str, Any]]:
             stated = vars(load_place(MODEL_FAMILIES[name]))
             return stated.get("extends_config"), stated.get("config_defaults", {})
     return None, {}
+
+
+def tensor_names(architectures: object) -> Mapping[str, str]:
+    """Parts of tensors' names in a family's checkpoints -> what Llama calls them; empty for no
+    family that is known."""
+    for name in architectures if isinstance(architectures, list) else []:
+        if isinstance(name, str) and name in MODEL_FAMILIES:
+            found: Mapping[str, str] = load_place(MODEL_FAMILIES[name]).tensor_names
+            return found
+    return {}

@@ -24,7 +24,7 @@ def make_config(fields: dict[str, Any]) -> Any:
         extended, defaults = extended_config(fields.get("architectures"))
         model_type, fields = extended or model_type, {**defaults, **fields}
     if model_type in FAMILIES:
-        return FAMILIES[model_type].from_dict(fields)
+        return _stretch_context(FAMILIES[model_type].from_dict(deepcopy(fields)), fields)
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -33,4 +33,18 @@ def make_config(fields: dict[str, Any]) -> Any:
             f"model_type {model_type!r} is not known, nor to transformers; known: {known}"
         )
     config = CONFIG_MAPPING[model_type].from_dict(deepcopy(fields))
-    return language_config(config, fields)
+    return _stretch_context(language_config(config, fields), fields)
+
+
+def _stretch_context(config: Any, fields: dict[str, Any]) -> Any:
+    """`config` with max_position_embeddings raised to what YaRN stretches the original context to,
+    where config.json says both. Its users add it as model cards say, and leave that field as it is.
+    fields: of config.json."""
+    for holder in (fields, fields.get("text_config") or {}):
+        given = holder.get("rope_parameters") or holder.get("rope_scaling") or {}
+        factor, original = given.get("factor"), given.get("original_max_position_embeddings")
+        is_yarn = "yarn" in (given.get("rope_type"), given.get("type"))
+        if is_yarn and factor and original:
+            stretched = max(int(factor * original), config.max_position_embeddings)
+            config.max_position_embeddings = stretched
+    return config

@@ -114,7 +114,8 @@ def _no_weights_message(directory: Path) -> str:
     if pickled:
         return (
             f"{directory} has pickled weights only ({pickled[0]}); unpickling can run any code, so "
-            f"they are refused. For a draft of EAGLE run: specengine convert {directory} NEW-DIR"
+            f"they are refused. Take safetensors of the model; a draft of EAGLE is rewritten by: "
+            f"specengine convert {directory} NEW-DIR"
         )
     return f"{directory} has no *.safetensors file"
 

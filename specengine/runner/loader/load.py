@@ -128,10 +128,14 @@ def _served(source: ModelSource, context_length: int | None) -> ModelSource:
     return replace(source, hf_config=config)
 
 
+# What comes of fields that are missing, of another length or size than others, or of another type.
+_UNFIT = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError)
+
+
 def _build(model_class: Any, source: ModelSource) -> nn.Module:
     try:
         model: nn.Module = model_class(source.hf_config)
-    except AttributeError as error:
+    except _UNFIT as error:
         raise ModelLoadError(
             f"config.json of {source.name} does not fit {model_class.__name__}, which it names as "
             f"its architecture: {error}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from specengine.layers.weights import renamed
+from specengine.runner.loader.family import tensor_names
 from specengine.runner.loader.hf_directory import iterate_safetensors
 from specengine.runner.loader.language_part import language_tensors
 
@@ -22,7 +24,8 @@ def untie_own_head(config: Any, directory: Path) -> None:
     ):
         return
     found = {}
-    for name, tensor in language_tensors(iterate_safetensors(directory), config):
+    names = tensor_names(getattr(config, "architectures", None))
+    for name, tensor in renamed(language_tensors(iterate_safetensors(directory), config), names):
         if name == _HEAD or name.endswith(_EMBEDDING):
             found[_HEAD if name == _HEAD else _EMBEDDING] = tensor
     if len(found) == 2 and not torch.equal(found[_HEAD], found[_EMBEDDING]):

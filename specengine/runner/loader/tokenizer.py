@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_tokenizer import build_tokenizer, token_text
+from specengine.runner.loader.hf_directory import read_json
 from specengine.runner.loader.model_source import ModelSource
 
 
@@ -27,6 +28,8 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Any
         tokenizer = gguf_tokenizer(GgufFile(source.gguf_file))
     elif source.directory is not None:
         tokenizer = _directory_tokenizer(source.directory)
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = _template_beside(source.directory)
     else:
         tokenizer = byte_tokenizer(source.hf_config.vocab_size)
     if chat_template is not None:
@@ -75,6 +78,10 @@ def _fast_tokenizer(tokenizer: Tokenizer, **options: Any) -> Any:
     )
 
 
+# Without a vocabulary's file, transformers gives some families a tokenizer of its special tokens.
+_FEWEST_TOKENS = 16
+
+
 def _directory_tokenizer(directory: Path) -> Any:
     """Prefers tokenizer.json, which the model's own tokenizer class might rebuild differently."""
     try:
@@ -84,14 +91,23 @@ def _directory_tokenizer(directory: Path) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
         from transformers import AutoTokenizer  # which takes seconds to import
 
-        return AutoTokenizer.from_pretrained(
+        found = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
+        if len(found) < _FEWEST_TOKENS:
+            raise ValueError(f"it would have {len(found)} tokens")
+        return found
     except Exception as error:
         raise ModelLoadError(
             f"{directory} has no tokenizer that can be read ({error}); it needs tokenizer.json and "
             "tokenizer_config.json"
         ) from error
+
+
+def _template_beside(directory: Path) -> str | None:
+    """Of older multimodal checkpoints; others have it in a file that transformers reads."""
+    path = directory / "chat_template.json"
+    return read_json(path).get("chat_template") if path.is_file() else None
 
 
 def _read_template(path: Path) -> str:
