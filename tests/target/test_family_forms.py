@@ -20,7 +20,7 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.gemma import Gemma2ForCausalLM
 from specengine.target.registry import find_model_class
-from tests.support.families import reference_model, save_small_model
+from tests.support.families import AS_STARTED, reference_model, save_small_model
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 ONE_BY_ONE = {"use_parallel_residual": False}
@@ -70,6 +70,29 @@ def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Path
     change(tensors)
     save_file(tensors, path)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        *((family, {}) for family in AS_STARTED),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_norms_and_biases_that_were_trained_equal_transformers(
+    family: str, fields: dict[str, Any], tmp_path: Path, mini_runner: Any
+) -> None:
+    """Those of these small models are ones and zeros in other tests."""
+
+    def train(tensors: dict[str, Tensor]) -> None:
+        for tensor in tensors.values():
+            if tensor.dim() == 1:
+                tensor += torch.randn_like(tensor) * 0.2
+
+    folder = save_small_model(family, tmp_path, seed=5, **fields)
+    model = load(changed(folder, train))
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    assert_as_transformers(found, tmp_path, family)
 
 
 def test_pythia_as_it_was_published(tmp_path: Path, mini_runner: Any) -> None:
