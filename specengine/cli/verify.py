@@ -115,8 +115,11 @@ def models(config: EngineConfig, model: str | None) -> Iterator[tuple[EngineConf
     from specengine.engine.proof.catalogue import with_models, without_models
     from specengine.engine.proof.subjects import Subject
     from specengine.engine.proof.tiny_model import save_tiny_models
+    from specengine.engine.spec_options import resolve_spec
 
     spec = config.spec
+    if spec.algorithm is None:
+        resolve_spec(replace(spec, verify="auto"))  # subjects have options of their own
     if model is not None or config.model.model != ModelConfig().model:
         asked = spec.algorithm is not None
         yield config, [Subject(str(spec.algorithm), spec)] if asked else without_models()

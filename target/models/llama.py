@@ -261,8 +261,8 @@ class LlamaForCausalLM(Module):
 
 def _check_is_causal(config: Any) -> None:
     """Embedding models may have their tokens see those behind them."""
-    for field, causal in (("is_causal", True), ("use_bidirectional_attention", False)):
-        if bool(found := getattr(config, field, causal)) != causal:
+    for field, others in (("is_causal", (False,)), ("use_bidirectional_attention", (True, "all"))):
+        if (found := getattr(config, field, None)) in others:
             raise ModelLoadError(f"{field} {found} is not supported: texts are causal")
 
 

@@ -101,6 +101,11 @@ def test_an_algorithm_that_drafts_with_a_model_gets_a_tiny_one(
     assert any(check["subject"].startswith("nextn, match;") for check in found["checks"])
 
 
+def test_options_of_no_algorithm_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--speculative-num-steps", "5"]) == 2
+    assert "num-steps does nothing without --speculative-algorithm" in capsys.readouterr().err
+
+
 def fake_sections(
     monkeypatch: pytest.MonkeyPatch, names: list[str], statistic: float = 0.0
 ) -> list[str]:

@@ -186,6 +186,7 @@ def test_scales_that_are_powers_of_two_change_no_logprob(
 
     found, expected = logprobs(2.0**-3, 2.0**-5), logprobs(2.0**-6, 2.0**-4)
     assert found == pytest.approx(expected, abs=5e-4)
+    assert logprobs(0.11, 0.11) != pytest.approx(expected, abs=5e-4), "scales are not applied"
 
 
 def logprobs_of_first_tokens(folder: Path, kind: str, device: str = "auto") -> list[float]:

@@ -102,6 +102,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     [
         (YARN | {"original_max_position_embeddings": 512}, 2048),
         (YARN | {"original_max_position_embeddings": 64}, 512),  # fewer than the model has
+        ({"rope_type": "default", "rope_theta": 1e4}, 512),
         (YARN, 512),
         ({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, 512),
     ],
@@ -116,6 +117,17 @@ def test_yarn_makes_the_context_longer_as_model_cards_say(
     model: Any = load_model(source, find_model_class, torch.float32, CPU)
     tables = [one for one in model.modules() if isinstance(one, RotaryEmbedding)]
     assert [len(one.cos_sin_cache) for one in tables] == [positions]
+
+
+def test_yarn_is_found_beside_what_transformers_saves(directory: Path) -> None:
+    """Which is rope_parameters, of types of layers in some families."""
+    path = directory / "config.json"
+    yarn = YARN | {"original_max_position_embeddings": 512}
+    _edit(path, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, rope_scaling=yarn)
+    assert resolve_model(ModelConfig(model=str(directory))).context_length == 2048
+    by_type = {"full_attention": yarn, "sliding_attention": {"rope_type": "default"}}
+    _edit(path, rope_parameters=by_type, rope_scaling=None)
+    assert resolve_model(ModelConfig(model=str(directory))).context_length == 2048
 
 
 def test_a_configuration_whose_fields_do_not_fit_each_other_is_named(

@@ -310,6 +310,9 @@ def test_a_directory_without_tokenizer_is_named(
 ) -> None:
     """transformers gives some families a tokenizer of special tokens alone."""
     (tmp_path / "config.json").write_text((small_models[family] / "config.json").read_text())
+    added = {str(300 + i): {"content": f"<added {i}>", "special": True} for i in range(22)}
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"added_tokens_decoder": added}))
     source = resolve_model(ModelConfig(model=str(tmp_path), load_format="dummy"))
     with pytest.raises(ModelLoadError, match="has no tokenizer that can be read"):
         load_tokenizer(source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 from specengine.core.registry import MODEL_FAMILIES
@@ -38,13 +40,23 @@ def make_config(fields: dict[str, Any]) -> Any:
 
 def _stretch_context(config: Any, fields: dict[str, Any]) -> Any:
     """`config` with max_position_embeddings raised to what YaRN stretches the original context to,
-    where config.json says both. Its users add it as model cards say, and leave that field as it is.
+    where config.json says both. Users add the scaling as model cards say, and leave that field.
     fields: of config.json."""
-    for holder in (fields, fields.get("text_config") or {}):
-        given = holder.get("rope_parameters") or holder.get("rope_scaling") or {}
+    for given in _scalings(fields):
         factor, original = given.get("factor"), given.get("original_max_position_embeddings")
         is_yarn = "yarn" in (given.get("rope_type"), given.get("type"))
         if is_yarn and factor and original:
             stretched = max(int(factor * original), config.max_position_embeddings)
             config.max_position_embeddings = stretched
     return config
+
+
+def _scalings(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What config.json says of rotary tables, under either name, of a type of layers or of all."""
+    for holder, name in product((fields, fields.get("text_config") or {}), _SCALINGS):
+        given = holder.get(name) or {}
+        tables = [one for one in given.values() if isinstance(one, dict)]
+        yield from tables or [given]
+
+
+_SCALINGS = ("rope_parameters", "rope_scaling")

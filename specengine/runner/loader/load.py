@@ -138,7 +138,7 @@ def _build(model_class: Any, source: ModelSource) -> nn.Module:
     except _UNFIT as error:
         raise ModelLoadError(
             f"config.json of {source.name} does not fit {model_class.__name__}, which it names as "
-            f"its architecture: {error}"
+            f"its architecture: {type(error).__name__} {error}"
         ) from error
     return model
 

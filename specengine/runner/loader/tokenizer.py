@@ -94,8 +94,8 @@ def _directory_tokenizer(directory: Path) -> Any:
         found = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-        if len(found) < _FEWEST_TOKENS:
-            raise ValueError(f"it would have {len(found)} tokens")
+        if found.vocab_size < _FEWEST_TOKENS:
+            raise ValueError("no file has its vocabulary")
         return found
     except Exception as error:
         raise ModelLoadError(
@@ -107,7 +107,12 @@ def _directory_tokenizer(directory: Path) -> Any:
 def _template_beside(directory: Path) -> str | None:
     """Of older multimodal checkpoints; others have it in a file that transformers reads."""
     path = directory / "chat_template.json"
-    return read_json(path).get("chat_template") if path.is_file() else None
+    if not path.is_file():
+        return None
+    found = read_json(path).get("chat_template")
+    if found is not None and not isinstance(found, str):
+        raise ModelLoadError(f"{path}: chat_template is no text; name a file by --chat-template")
+    return found
 
 
 def _read_template(path: Path) -> str:
