@@ -19,7 +19,7 @@ def test_the_engine_counts_the_rounds_of_its_requests(
     algorithm: str | None, small_models: dict[str, Path]
 ) -> None:
     """Rounds without a draft and rounds beside a prefill too."""
-    spec = SpecConfig() if algorithm is None else SpecConfig(algorithm, ngram_min_match=1)
+    spec = SpecConfig() if algorithm is None else SpecConfig(algorithm=algorithm, ngram_min_match=1)
     spec = replace(spec, adaptive=False)
     flags = {"chunked_prefill_size": 8, "enable_mixed_chunk": True, "max_total_tokens": 2048}
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", **flags)

@@ -24,7 +24,7 @@ _CASES: dict[str, dict[str, Any]] = {
     "heads of their own size": {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32},
     "older rope": {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-    "yarn": {"rope_theta": 1e6, "rope_scaling": _YARN},
+    "yarn": {"rope_theta": 1e6, "rope_scaling": _YARN, "max_position_embeddings": 8192},
     "older dtype": {"torch_dtype": "float16"},
     "dtype": {"dtype": "bfloat16"},
     "window": {"use_sliding_window": True, "max_window_layers": 3, "num_hidden_layers": 5},
