@@ -21,7 +21,7 @@ MAX_GROUPS = 16384  # tiles of outputs x rows that may be split
 @dataclass(frozen=True)
 class Tile:
     """Shape of one program: outputs, columns an iteration, parts of the columns, warps, and
-    iterations whose loads are in flight. The order of a row's sum follows from columns and splits:
+    iterations whose loads are pending. The order of a row's sum follows from columns and splits:
     up to 64 rows they depend on the weight alone, never on the rows at hand. Of FP8 codes on both
     sides alone: rows of a program at most, and whether it has its part of the weight fetched while
     the kernel ahead runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from specengine.core.config import SpecConfig
@@ -52,36 +53,40 @@ def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
         beside = bool(getattr(spec, f"hybrid_{name.lower()}", False))
         is_used = beside or name == algorithm
         wanted[f"{name.lower()}_"] = (is_used, f"--speculative-algorithm {name}")
-    plain = SpecConfig()
-    for field, option in SpecConfig.options().items():
+    for field, flag in _given(spec):
         if field in _MODEL_OPTIONS:
             continue
         for prefix, (is_used, remedy) in wanted.items():
-            is_given = getattr(spec, field) != getattr(plain, field)
-            if field.startswith(prefix) and is_given and not is_used:
+            if field.startswith(prefix) and not is_used:
                 raise ConfigError(
-                    f"{option.flag} does nothing without {remedy}; leave it out, or add that"
+                    f"{flag} does nothing without {remedy}; leave it out, or add that"
                 )
 
 
 def _refuse_all_options(spec: SpecConfig) -> None:
-    plain = SpecConfig(adaptive=spec.adaptive)  # where nothing is drafted, nothing adapts
-    for field, option in SpecConfig.options().items():
-        if getattr(spec, field) != getattr(plain, field):
+    for field, flag in _given(spec):
+        if field != "adaptive":  # where nothing is drafted, nothing adapts
             raise ConfigError(
-                f"{option.flag} does nothing without --speculative-algorithm; leave it out, or add "
-                f"that, with one of {', '.join(DRAFTERS)}"
+                f"{flag} does nothing without --speculative-algorithm; leave it out, or add that, "
+                f"with one of {', '.join(DRAFTERS)}"
             )
 
 
 def _refuse_model_options(spec: SpecConfig) -> None:
-    plain = SpecConfig()
-    for name in _MODEL_OPTIONS:
-        if getattr(spec, name) != getattr(plain, name):
+    for field, flag in _given(spec):
+        if field in _MODEL_OPTIONS:
             raise ConfigError(
-                f"{SpecConfig.options()[name].flag} is for algorithms that draft with a model "
+                f"{flag} is for algorithms that draft with a model "
                 f"({', '.join(drafters_with_models())}); leave it out with {spec.algorithm}"
             )
+
+
+def _given(spec: SpecConfig) -> Iterator[tuple[str, str]]:
+    """(field, flag) of each option that differs from its default."""
+    plain = SpecConfig()
+    for field, option in SpecConfig.options().items():
+        if getattr(spec, field) != getattr(plain, field):
+            yield field, option.flag
 
 
 def _refuse_token_map(spec: SpecConfig, algorithm: str) -> None:

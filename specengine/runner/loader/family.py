@@ -79,18 +79,21 @@ def gguf_formats() -> Iterator[tuple[str, GgufFormat]]:
 def extended_config(architectures: object) -> tuple[str | None, dict[str, Any]]:
     """The model_type whose configuration a family extends, where transformers has none of its own;
     and the defaults that differ from it. architectures: of config.json, whatever it holds."""
-    for name in architectures if isinstance(architectures, list) else []:
-        if isinstance(name, str) and name in MODEL_FAMILIES:
-            stated = vars(load_place(MODEL_FAMILIES[name]))
-            return stated.get("extends_config"), stated.get("config_defaults", {})
-    return None, {}
+    family = _family_of(architectures)
+    stated = {} if family is None else vars(family)
+    return stated.get("extends_config"), stated.get("config_defaults", {})
 
 
 def tensor_names(architectures: object) -> Mapping[str, str]:
     """Parts of tensors' names in a family's checkpoints -> what Llama calls them; empty for no
     family that is known."""
+    family = _family_of(architectures)
+    return {} if family is None else family.tensor_names
+
+
+def _family_of(architectures: object) -> Any:
+    """The class of the first that is registered; None for none."""
     for name in architectures if isinstance(architectures, list) else []:
         if isinstance(name, str) and name in MODEL_FAMILIES:
-            found: Mapping[str, str] = load_place(MODEL_FAMILIES[name]).tensor_names
-            return found
-    return {}
+            return load_place(MODEL_FAMILIES[name])
+    return None

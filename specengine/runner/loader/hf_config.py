@@ -18,7 +18,6 @@ def make_config(fields: dict[str, Any]) -> Any:
     invalid fields."""
     from specengine.runner.loader.families import FAMILIES  # slow: imports transformers
 
-    fields = deepcopy(fields)  # transformers updates old fields in place
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(f"model_type names the family, and is {model_type!r}")
@@ -26,7 +25,8 @@ def make_config(fields: dict[str, Any]) -> Any:
         extended, defaults = extended_config(fields.get("architectures"))
         model_type, fields = extended or model_type, {**defaults, **fields}
     if model_type in FAMILIES:
-        return _stretch_context(FAMILIES[model_type].from_dict(deepcopy(fields)), fields)
+        config = FAMILIES[model_type].from_dict(deepcopy(fields))  # which it updates in place
+        return _stretch_context(config, fields)
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -53,10 +53,10 @@ def _stretch_context(config: Any, fields: dict[str, Any]) -> Any:
 
 def _scalings(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What config.json says of rotary tables, under either name, of a type of layers or of all."""
-    for holder, name in product((fields, fields.get("text_config") or {}), _SCALINGS):
+    for holder, name in product((fields, fields.get("text_config") or {}), _ROTARY_FIELDS):
         given = holder.get(name) or {}
         tables = [one for one in given.values() if isinstance(one, dict)]
         yield from tables or [given]
 
 
-_SCALINGS = ("rope_parameters", "rope_scaling")
+_ROTARY_FIELDS = ("rope_parameters", "rope_scaling")
