@@ -256,6 +256,13 @@ class ServerConfig(OperationConfig):
         "auto", "how the model writes reasoning; auto: by its chat template", REASONING_PARSERS
     )
 
+    sampling_defaults: str = option(
+        "model",
+        "temperature, top_p and others that a request leaves out: as the model's "
+        "generation_config.json has them, or as OpenAI's protocol",
+        ("model", "openai"),
+    )
+
     def _check_ranges(self) -> None:
         super()._check_ranges()
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")

@@ -38,6 +38,7 @@ class AsyncEngine(Operations):
         self._engine, parts = engine, engine.parts
         self.tokenizer, self.config = parts.tokenizer, parts.config
         self.model_name, self.context_length = parts.model_name, parts.context_length
+        self.sampling_defaults = parts.sampling_defaults
         self.is_embedding = parts.pooling is not None  # it makes vectors, not text
         self._wake = threading.Event()
         self._host = EngineHost(

@@ -99,10 +99,10 @@ def load(
         )
     link.load(config)
     with phases.phase("find model"):
-        source = resolve_model(config.model)
+        source = resolve_model(config.model, config.server.sampling_defaults == "model")
         model_class_of(source, find_model_class)
         check_quantization(source, config.model.quantization)
-        given, config = config, resolve(config, source.context_length, _checkpoint_dtype(source))
+        given, config = config, resolve(config, source.context_length, source.dtype)
         check_has_rounds(config, source)
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
@@ -127,7 +127,7 @@ def load(
 
 def _resolved(config: EngineConfig, source: ModelSource, model: object) -> EngineConfig:
     keeps_state = state_shape_of(model) is not None
-    return resolve(config, source.context_length, _checkpoint_dtype(source), keeps_state)
+    return resolve(config, source.context_length, source.dtype, keeps_state)
 
 
 def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> LoadedModel:
@@ -299,6 +299,7 @@ def _assemble(
             fixed_depth=fixed_depth(config, drafter, verifier),
             adaptive=make_adaptive(config, drafter, verifier, limit, by_hand, loaded.link),
             pooling=loaded.source.pooling,
+            sampling_defaults=loaded.source.sampling_defaults,
         )
     )
 
@@ -313,8 +314,3 @@ def _engine_of(parts: EngineParts) -> Engine:
     from specengine.engine.parallel.lead import make_engine  # msgspec's, which others do without
 
     return make_engine(parts)
-
-
-def _checkpoint_dtype(source: ModelSource) -> str | None:
-    dtype = getattr(source.hf_config, "dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")

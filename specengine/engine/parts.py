@@ -45,5 +45,7 @@ class EngineParts:
     fixed_depth: DepthChoice  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
     pooling: Pooling | None = None  # of an embedding model
+    # Fields of SamplingParams, by name, for requests of a server that leave them out.
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
     link: Link = field(default_factory=NoLink)  # to the other ranks
     sharers: ExpertSharers | None = None  # ranks with requests of their own

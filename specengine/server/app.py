@@ -124,6 +124,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
                 "served_model_name": service.names(engine)[0],
                 "is_generation": not engine.is_embedding,
                 "max_model_len": engine.context_length,
+                "sampling_defaults": engine.sampling_defaults,
             }
         )
 

@@ -39,7 +39,7 @@ class ChatPlan:
 def plan_chat(engine: ServedEngine, body: ChatRequest, param: str = "messages") -> ChatPlan:
     """param: what the client calls the conversation. Raises RequestError where the request cannot
     be served, and ApiError where the conversation is too long."""
-    sampling = body.to_sampling()
+    sampling = body.to_sampling(engine.sampling_defaults)
     tokenizer = engine.tokenizer
     dialect = dialect_of(tokenizer, engine.config.server)
     tools = body.usable_tools()

@@ -19,7 +19,7 @@ from specengine.server.service import ServedEngine
 
 async def completion_job(engine: ServedEngine, body: CompletionRequest, label: str) -> Job:
     """Raises ApiError or RequestError where the request cannot be served."""
-    sampling = body.to_sampling()
+    sampling = body.to_sampling(engine.sampling_defaults)
     prompts = await encode_prompts(engine, body.prompt)
     check_context(engine, prompts, "prompt")
     asked = [JobPrompt(ids, sampling, label, body.is_prompt_only) for ids in prompts]

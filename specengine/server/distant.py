@@ -28,7 +28,7 @@ class DistantEngine(Operations):
         self.tokenizer = tokenizer
         self._info, self.config = info, info.config
         self.model_name, self.context_length = info.model_name, info.context_length
-        self.is_embedding = info.is_embedding
+        self.sampling_defaults, self.is_embedding = info.sampling_defaults, info.is_embedding
         self._end: str | None = None  # why it has ended
         self._stats = EngineStats()
         self._streams = Streams(tokenizer, self._post)

@@ -6,6 +6,7 @@ Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingPara
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
@@ -98,14 +99,15 @@ class SamplingFields(CommonSampling):
     speculative: Speculative | None = None
     priority: int | None = Field(default=None, description="the lowest is served first; else 0")
 
-    def sampling(self, **values: Any) -> SamplingParams:
-        """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
+    def sampling(self, defaults: Mapping[str, float], **values: Any) -> SamplingParams:
+        """SamplingParams of the fields that are set, and of `values`; defaults: of those that are
+        not. Raises RequestError."""
         asked = self.model_fields_set & _SHARED
         given: dict[str, Any] = {name: getattr(self, name) for name in asked}
         given["grammar"] = self.grammar()
         given["speculative"] = self.speculative and self.speculative.control()
         set_ones = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**(set_ones | values))
+        return SamplingParams(**{**defaults, **set_ones, **values})
 
     def grammar(self) -> GrammarSpec | None:
         return None if self.structured_outputs is None else self.structured_outputs.grammar()

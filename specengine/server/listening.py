@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 from specengine.core.config import ServerConfig
@@ -43,6 +44,13 @@ def listen(config: ServerConfig) -> socket.socket:
             f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
             "--host or --port (0 takes any free port)"
         ) from error
+
+
+def ready(url: str, model: str, defaults: Mapping[str, float]) -> str:
+    """What the log says of an engine that serves there. defaults: of sampling."""
+    others = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    told = f"; {others} unless a request says other (generation_config.json)" if others else ""
+    return f"ready: {url} serves {model}{told}"
 
 
 def address(listener: socket.socket, scheme: str = "http") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
@@ -108,11 +109,13 @@ class ChatRequest(ToolFields, GenerationRequest):
     prompt_cache_key: str | None = Field(default=None, description="the cache needs no key")
     safety_identifier: str | None = Field(default=None, description="accepted, not kept")
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """defaults: of the fields that the request leaves out. Raises RequestError."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         limit = self.max_completion_tokens
         return self.sampling(
+            defaults,
             max_tokens=self.max_tokens if limit is None else limit,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
@@ -164,12 +167,14 @@ class CompletionRequest(GenerationRequest):
         """Nothing is to be generated: with echo and logprobs, the prompt is scored."""
         return self.max_tokens == 0
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """defaults: of the fields that the request leaves out. Raises RequestError."""
         limit = 1 if self.is_prompt_only else self.max_tokens
         made, logprobs = self.best_of or self.num_kept, self.logprobs
         of_prompt = [self.prompt_logprobs, logprobs if self.echo else None]
         asked = [one for one in of_prompt if one is not None]
         return self.sampling(
+            defaults,
             max_tokens=16 if limit is None else limit,
             n=made,
             logprobs=0 if logprobs is None and made > self.num_kept else logprobs,

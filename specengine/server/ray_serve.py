@@ -116,6 +116,7 @@ class EngineReplica:
             vocab_size=parts.vocab_size,
             is_embedding=parts.pooling is not None,
             config=parts.config,
+            sampling_defaults=parts.sampling_defaults,
         )
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "tokenizer"

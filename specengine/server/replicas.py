@@ -46,6 +46,10 @@ class Replicas:
         return self.engines[0].context_length
 
     @property
+    def sampling_defaults(self) -> dict[str, float]:
+        return self.engines[0].sampling_defaults
+
+    @property
     def is_embedding(self) -> bool:
         return self.engines[0].is_embedding
 

@@ -17,7 +17,7 @@ from specengine.core.config import ServerConfig
 from specengine.core.limits import LimitConfig
 from specengine.server.app import create_app
 from specengine.server.connection import LimitedProtocol, limited_protocol
-from specengine.server.listening import ENDING, address, check_tls, listen, read_keys
+from specengine.server.listening import ENDING, address, check_tls, listen, read_keys, ready
 from specengine.server.service import ServedEngine, Service
 from specengine.server.tracing import otlp_provider
 
@@ -42,7 +42,8 @@ def serve(
     def load() -> None:
         try:
             service.engine = build()
-            logger.info("ready: %s serves %s", url, service.engine.model_name)
+            served = service.engine
+            logger.info("%s", ready(url, served.model_name, served.sampling_defaults))
         except BaseException as failure:
             failures.append(failure)
             server.should_exit = True

@@ -32,6 +32,11 @@ class ServedEngine(Protocol):
     def context_length(self) -> int: ...
 
     @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Fields of SamplingParams, by name, where a request of OpenAI's kind leaves them out."""
+        ...
+
+    @property
     def is_embedding(self) -> bool: ...
 
     @property

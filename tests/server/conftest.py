@@ -61,6 +61,7 @@ class FakeEngine:
     context_length: int = 200
     is_ready: bool = True
     is_embedding: bool = False
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
     script: str = "Hi, é😀 there"
     delay: float = 0.0
     holds_after: float = float("inf")  # so many chunks it says no more

@@ -46,18 +46,6 @@ def read_quantization(directory: Path) -> dict[str, Any]:
     return {"quant_method": "modelopt", **read_json(path)}
 
 
-def read_eos_token_ids(directory: Path, config: Any) -> frozenset[int]:
-    """Tokens that end a text: of generation_config.json, or else of config.json."""
-    path = directory / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
-    found = generation.get("eos_token_id")
-    if found is None:
-        found = getattr(config, "eos_token_id", None)
-    if found is None:
-        return frozenset()
-    return frozenset([found] if isinstance(found, int) else found)
-
-
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a model: those its index names, or else every one there is."""
     index = directory / "model.safetensors.index.json"

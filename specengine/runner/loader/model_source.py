@@ -26,6 +26,8 @@ class ModelSource:
     eos_token_ids: frozenset[int] = frozenset()
     quantization: dict[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None  # of an embedding model
+    # Fields of SamplingParams, by name, for requests of a server that leave them out.
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_shape(self) -> bool:
@@ -35,6 +37,12 @@ class ModelSource:
     @property
     def architectures(self) -> list[str]:
         return list(getattr(self.hf_config, "architectures", None) or [])
+
+    @property
+    def dtype(self) -> str | None:
+        """The name of that of the weights, such as bfloat16, where the configuration says it."""
+        found = getattr(self.hf_config, "dtype", None)
+        return None if found is None else str(found).removeprefix("torch.")
 
     @property
     def context_length(self) -> int:

@@ -9,14 +9,14 @@ from pathlib import Path
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.runner.loader.builtin import BUILTIN_MODELS, BuiltinModel
+from specengine.runner.loader.generation_config import (
+    read_eos_token_ids,
+    read_sampling_defaults,
+)
 from specengine.runner.loader.gguf_config import eos_token_ids, gguf_hf_config
 from specengine.runner.loader.gguf_file import GgufFile, parts_of
 from specengine.runner.loader.hf_config import make_config
-from specengine.runner.loader.hf_directory import (
-    read_config,
-    read_eos_token_ids,
-    read_quantization,
-)
+from specengine.runner.loader.hf_directory import read_config, read_quantization
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.pooling import as_decoder, read_pooling
@@ -27,15 +27,17 @@ __all__ = ["CACHE_VARIABLE", "ModelSource", "cache_directory", "resolve_model"]
 CACHE_VARIABLE = "SPECENGINE_CACHE_DIR"
 
 
-def resolve_model(config: ModelConfig) -> ModelSource:
+def resolve_model(config: ModelConfig, reads_sampling: bool = False) -> ModelSource:
     """Find a model by built-in name, directory, GGUF file or hub id, in this order.
 
-    Fetches and converts a model that is not local. Raises ModelLoadError, or ConfigError where
-    --load-format does not fit the model.
+    Fetches and converts a model that is not local. reads_sampling: its sampling_defaults. Raises
+    ModelLoadError, or ConfigError where --load-format does not fit the model.
     """
     source = replace(_find(config), is_dummy=config.load_format == "dummy")
     _check_load_format(source, config.load_format)
-    return source
+    if not reads_sampling or source.directory is None:
+        return source
+    return replace(source, sampling_defaults=read_sampling_defaults(source.directory))
 
 
 def cache_directory(config: ModelConfig) -> Path:

@@ -44,6 +44,7 @@ class EngineInfo(Struct, tag="engine_info"):
     is_embedding: bool
     config: EngineConfig
     number: int = 0  # among the engines of the server
+    sampling_defaults: dict[str, float] = {}
 
 
 class StartFrontEnd(Struct, tag="start_front_end"):

@@ -106,6 +106,7 @@ class EngineProcess:
             parts.pooling is not None,
             parts.config,
             start.number,
+            parts.sampling_defaults,
         )
         alive = Alive(start.alive)
         alive.beat()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.core.config import EngineConfig
-from specengine.server.listening import ENDING, address, check_tls, listen, read_keys
+from specengine.server.listening import ENDING, address, check_tls, listen, read_keys, ready
 from specengine.server.metrics_shared import VARIABLE
 from specengine.server.processes.acceptor import Acceptor
 from specengine.server.processes.channel import (
@@ -190,7 +190,7 @@ class Supervisor:
         elif (info := self.engines.note(child, message)) is not None:
             num_ready, count = len(self.engines.infos), len(self.engines.slots)
             which = f", engine {num_ready} of {count}" if count > 1 else ""
-            logger.info("ready: %s serves %s%s", self._url, info.model_name, which)
+            logger.info("%s%s", ready(self._url, info.model_name, info.sampling_defaults), which)
 
     def _tell(self, message: Message) -> None:
         for one in self.front_ends:
