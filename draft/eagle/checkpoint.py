@@ -30,7 +30,19 @@ _MODELOPT = {
     "use_mtp_layernorm": False,
     "next_layer_regular": True,
     "parallel_draft_step": 1,
+    "eagle_decoder_type": "llama",
 }
+# Scales and caps that a target's layers may have, and a draft's have not.
+_SCALES: dict[str, tuple[Any, ...]] = {
+    "residual_multiplier": (None, 1.0),
+    "embedding_multiplier": (None, 1.0),
+    "logits_scaling": (None, 1.0),
+    "attention_multiplier": (None,),
+    "query_pre_attn_scalar": (None,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
@@ -106,7 +118,13 @@ class EagleCheckpoint:
         return int(self.layer_raw.get("num_hidden_layers") or 1)
 
     def refuse_other_features(self) -> None:
-        """Raises ModelLoadError where ModelOpt's options ask for what nothing here computes."""
+        """Raises ModelLoadError where ModelOpt's options, or those of drafts that say several
+        tokens at once (P-EAGLE), ask for what nothing here computes."""
+        if self.raw.get("parallel_drafting"):
+            raise ModelLoadError(
+                f"parallel_drafting of the draft {self.name} is true; --speculative-algorithm "
+                "EAGLE3 serves drafts of one token after the other alone"
+            )
         for option, served in _MODELOPT.items():
             found = self.eagle_config.get(option)
             if found is not None and found != served:
@@ -127,6 +145,11 @@ class EagleCheckpoint:
         raw = self.layer_raw
         default = "sliding_attention" if raw.get("use_sliding_window") else "full_attention"
         types = raw.get("layer_types") or [default] * self.num_layers
+        if other := set(types) - {*_LAYER_TYPES}:
+            raise ModelLoadError(
+                f"layer type {min(other)!r} of the draft {self.name} is not supported; known: "
+                f"{', '.join(_LAYER_TYPES)}"
+            )
         window = raw.get("sliding_window")
         slides = [one == "sliding_attention" for one in types[: self.num_layers]]
         if any(slides) and window is None:
@@ -142,6 +165,12 @@ class EagleCheckpoint:
         for name in _NEEDED:
             if name not in raw:
                 raise ModelLoadError(f"config.json of the draft {self.name} lacks {name}")
+        for name, known in _SCALES.items():
+            if raw.get(name) not in known:
+                raise ModelLoadError(
+                    f"{name} {raw[name]} of the draft {self.name} is not supported; drafts have "
+                    "the layers of a Llama"
+                )
         config = _config_of(raw, self.name)
         if config.hidden_act != "silu":
             raise ModelLoadError(

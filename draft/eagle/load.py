@@ -12,6 +12,7 @@ from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.layer import EagleForm
 from specengine.draft.eagle.model import Eagle3Model, EagleModel
 from specengine.draft.loaded import DraftTarget, LoadedDraft
+from specengine.draft.rope import draft_rope
 from specengine.draft.token_map import read_token_map
 from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.load import load_model
@@ -31,7 +32,6 @@ _MEASURES = frozenset(
         "rms_norm_eps",
         "vocab_size",
         "max_position_embeddings",
-        "rope_parameters",
     }
 )
 
@@ -82,6 +82,7 @@ def _open(target: DraftTarget) -> EagleCheckpoint:
     if path is not None:
         return EagleCheckpoint.read(path, with_weights=False)
     raw = {name: value for name, value in config.to_dict().items() if name in _MEASURES}
+    raw["rope_parameters"] = draft_rope(config)
     size = min(_DUMMY_VOCABULARY, config.vocab_size)
     return EagleCheckpoint("of random weights", {**raw, "draft_vocab_size": size})
 

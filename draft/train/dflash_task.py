@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specengine.core.errors import ConfigError
 from specengine.core.options import option
+from specengine.draft.rope import draft_rope
 from specengine.draft.train.acceptance import accepted_length
 from specengine.draft.train.config import TrainSection
 from specengine.draft.train.data.dataset import TokenDataset
@@ -23,7 +24,6 @@ from specengine.draft.train.documents import DraftRows
 from specengine.draft.train.eagle3_task import default_feature_layers, draft_shape, sample_batch
 from specengine.draft.train.export import DTYPES, dflash_config, write_drafter
 from specengine.draft.train.losses import LOSSES, Mixture
-from specengine.draft.train.rope import draft_rope
 from specengine.draft.train.task import Sums, TaskLoss
 from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.unroll import Borrowed, rotary_table

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specengine.core.errors import ConfigError
 from specengine.core.options import option
+from specengine.draft.rope import draft_rope
 from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.packing import PackedBatch, pack
 from specengine.draft.train.eagle3 import Eagle3Draft
@@ -22,7 +23,6 @@ from specengine.draft.train.export import (
     vocabulary_tensors,
     write_drafter,
 )
-from specengine.draft.train.rope import draft_rope
 from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.unroll import Borrowed, rotary_table
 from specengine.draft.train.unrolled_task import UnrollConfig, UnrolledTask

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specengine.draft.train.rope import draft_rope
+from specengine.draft.rope import draft_rope
 from specengine.draft.train.vocabulary import DraftVocabulary
 from specengine.layers.layer_spec import LayerSpec
 

@@ -102,7 +102,7 @@ def load(
         source = resolve_model(config.model, config.server.sampling_defaults == "model")
         model_class_of(source, find_model_class)
         check_quantization(source, config.model.quantization)
-        given, config = config, resolve(config, source.context_length, source.dtype)
+        given, config = config, _resolved(config, source)
         check_has_rounds(config, source)
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
@@ -125,9 +125,13 @@ def load(
     return LoadedModel(*parts, region, sharers)
 
 
-def _resolved(config: EngineConfig, source: ModelSource, model: object) -> EngineConfig:
-    keeps_state = state_shape_of(model) is not None
-    return resolve(config, source.context_length, source.dtype, keeps_state)
+def _resolved(
+    config: EngineConfig, source: ModelSource, model: object | None = None
+) -> EngineConfig:
+    """model: None before it is loaded."""
+    keeps_state = model is not None and state_shape_of(model) is not None
+    facts = source.context_length, source.dtype, keeps_state, source.longest_context
+    return resolve(config, *facts)
 
 
 def load_sharing(config: EngineConfig, phases: Phases, place: Meeting) -> LoadedModel:

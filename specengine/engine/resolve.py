@@ -38,23 +38,23 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def resolve(
-    config: EngineConfig, model_context: int, model_dtype: str | None, keeps_state: bool = False
+    config: EngineConfig,
+    model_context: int,
+    model_dtype: str | None,
+    keeps_state: bool = False,
+    longest_context: int | None = None,
 ) -> EngineConfig:
     """Fill in the defaults that depend on the machine and the model.
 
     model_context: positions the model was made for. model_dtype: what its checkpoint says.
-    keeps_state: it has recurrent state, so that no whole graph holds its prompts.
+    keeps_state: it has recurrent state, so that no whole graph holds its prompts. longest_context:
+    positions to which its rotary table may be stretched; None: model_context.
     """
     device = resolve_device(config.model.device)
     platform = platform_of(device)
     on_gpu = platform.is_accelerator
     _check_quantization(config, on_gpu)
-    context = config.model.context_length or model_context
-    if context > model_context:
-        raise ConfigError(
-            f"--context-length {context} exceeds the {model_context} positions of the model; lower "
-            "it, or configure rotary scaling in the model's config.json"
-        )
+    context = _context_length(config, model_context, longest_context or model_context)
     dtype = config.model.dtype
     if dtype == "auto":
         dtype = _auto_dtype(on_gpu, config.model.quantization, model_dtype)
@@ -83,6 +83,16 @@ def resolve(
         graph=_resolve_graphs(config.graph, sizes, chunk, context, wants_pieces),
         spec=resolve_spec(config.spec),
     )
+
+
+def _context_length(config: EngineConfig, model_context: int, longest: int) -> int:
+    context = config.model.context_length or model_context
+    if context > longest:
+        raise ConfigError(
+            f"--context-length {context} exceeds the {longest} positions of the model; lower it, "
+            "or configure rotary scaling in the model's config.json"
+        )
+    return context
 
 
 def _chunk(device: torch.device) -> int:

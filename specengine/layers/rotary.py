@@ -1,8 +1,8 @@
 """Rotary position embeddings: the table of cosines and sines, for every scaling that is known.
 
 RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); YaRN (Peng et al. 2023,
-sections 3.2 to 3.4); LongRoPE (Ding et al. 2024); llama3 as in Llama 3.1; "dynamic" with a fixed
-alpha as in Hunyuan.
+sections 3.2 to 3.4); LongRoPE (Ding et al. 2024); llama3 as in Llama 3.1; "dynamic" as in
+transformers (NTK-aware), and with a fixed alpha as in Hunyuan.
 """
 
 from __future__ import annotations
@@ -78,6 +78,24 @@ def rope_parameters(config: Any, kind: str | None = None) -> RopeParameters:
     return parameters
 
 
+def rope_kinds(config: Any) -> tuple[str | None, ...]:
+    """Layer types that have rope parameters of their own; None alone where all have the same."""
+    found = getattr(config, "rope_parameters", None) or {}
+    return tuple(found) if _has_kinds(found) else (None,)
+
+
+def longest_context(config: Any) -> int:
+    """Tokens that requests may be given: max_position_embeddings, and of the types "linear" and
+    "dynamic", whose configurations do not say whether that is stretched already, `factor` times as
+    many."""
+    positions = int(config.max_position_embeddings)
+    if rope_kinds(config) != (None,):
+        return positions
+    found = rope_parameters(config)
+    is_stretched = found["rope_type"] in ("linear", "dynamic") and not found.get("alpha")
+    return int(positions * max(found.get("factor") or 1.0, 1.0)) if is_stretched else positions
+
+
 def rotary_fraction(config: Any) -> float:
     """The part of a head that is rotated. Raises ModelLoadError where layer types differ in it."""
     found = getattr(config, "rope_parameters", None) or {}
@@ -131,11 +149,19 @@ def _linear(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
 
 
 def dynamic_base(dim: int, p: RopeParameters) -> float:
-    """The base of type "dynamic", of dim numbers of a head. It grows beyond max_position_embeddings
-    alone, where no request comes. A fixed alpha in place of a factor (Hunyuan; read in any family)
-    stretches it for every text, so that the slowest pair turns 1 / alpha as fast."""
+    """The base of type "dynamic", of dim numbers of a head. It grows where requests may be longer
+    than max_position_embeddings, to what a text of all that context has; transformers chooses by
+    each text, which KV that is kept does not allow. A fixed alpha in place of a factor (Hunyuan;
+    read in any family) stretches it so that the slowest pair turns 1 / alpha as fast."""
     base = float(p["rope_theta"])
-    return base * p["alpha"] ** (dim / (dim - 2)) if p.get("alpha") else base
+    if p.get("alpha"):
+        return base * float(p["alpha"] ** (dim / (dim - 2)))
+    original = p.get("original_max_position_embeddings") or p["max_positions"]
+    served = p.get("context") or original
+    if served <= original:
+        return base
+    stretch = p["factor"] * served / original - (p["factor"] - 1)
+    return base * float(stretch ** (dim / (dim - 2)))
 
 
 def _dynamic(dim: int, p: RopeParameters) -> tuple[Tensor, float]:

@@ -9,6 +9,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import ExpertsSpec, LatentSpec, LayerSpec, Multipliers
 from specengine.layers.rotary import rope_parameters
 from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.known_values import require
 from specengine.target.models.deepseek_gguf import DEEPSEEK_V2, DEEPSEEK_V3
 from specengine.target.models.llama import LlamaForCausalLM
 
@@ -65,16 +66,6 @@ def latent_scale(config: Any) -> float:
     if rope["rope_type"] == "default" or not extent or factor <= 1:
         return scale
     return scale * (0.1 * float(extent) * math.log(factor) + 1.0) ** 2
-
-
-def require(config: Any, **known: tuple[Any, ...]) -> None:
-    """Raises ModelLoadError for a field that is there with another value than the known ones."""
-    for name, values in known.items():
-        found = getattr(config, name, values[0])
-        if found not in values:
-            raise ModelLoadError(
-                f"{name} {found!r} is not supported; known: {', '.join(map(repr, values))}"
-            )
 
 
 class DeepseekV2ForCausalLM(LlamaForCausalLM):

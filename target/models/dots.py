@@ -12,7 +12,7 @@ from specengine.runner.loader.family import (
     GgufFormat,
 )
 from specengine.runner.loader.gguf_fields import biases
-from specengine.target.models.deepseek import require
+from specengine.runner.loader.known_values import require
 from specengine.target.models.glm_moe import grouped_experts
 from specengine.target.models.qwen import Qwen3ForCausalLM
 

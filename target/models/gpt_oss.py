@@ -11,6 +11,7 @@ from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
 from specengine.runner.loader.gguf_fields import WINDOW, layer_types, rope_parameters
+from specengine.target.models.layer_types import typed_windows
 from specengine.target.models.llama import LlamaForCausalLM
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:
-        window = config.sliding_window
-        return [window if kind == "sliding_attention" else None for kind in config.layer_types]
+        return typed_windows(config)
 
     @classmethod
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:

@@ -12,15 +12,16 @@ from specengine.layers.layer_spec import LayerSpec
 _TYPES = ("full_attention", "sliding_attention")
 
 
-def layer_types(config: Any) -> list[str]:
-    """One a layer; a configuration that tells none has full attention in all. Raises ModelLoadError
-    for a type that no dense family has."""
+def layer_types(config: Any, known: Sequence[str] = _TYPES) -> list[str]:
+    """One a layer; a configuration that tells none has full attention in all. known: those of the
+    family. Raises ModelLoadError for another."""
     told = getattr(config, "layer_types", None)
     types = list(told or ["full_attention"] * config.num_hidden_layers)
     for found in types:
-        if found not in _TYPES:
-            known = ", ".join(_TYPES)
-            raise ModelLoadError(f"layer type {found!r} is not supported; known: {known}")
+        if found not in known:
+            raise ModelLoadError(
+                f"layer type {found!r} is not supported; known: {', '.join(known)}"
+            )
     return types
 
 

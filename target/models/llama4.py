@@ -13,6 +13,7 @@ from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.query_temperature import QueryTemperature
 from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
 from specengine.runner.loader.gguf_fields import WINDOW, num_layers
+from specengine.target.models.layer_types import layer_types
 from specengine.target.models.llama import LlamaForCausalLM
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _EXPERTS = ExpertTensors("mlp.experts.gate_up_proj", "mlp.experts.down_proj", swapped=True)
 _EXPERTS_OF_MAVERICK = 128
+_KINDS = ("full_attention", "chunked_attention")
 
 
 def _gguf_fields(file: GgufFile) -> dict[str, Any]:
@@ -90,8 +92,7 @@ class Llama4ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def layer_specs(cls, config: Any) -> list[LayerSpec]:
-        rotating = config.no_rope_layers
-        kinds = config.layer_types or ["full_attention"] * len(rotating)
+        rotating, kinds = config.no_rope_layers, layer_types(config, _KINDS)
         layers = zip(super().layer_specs(config), rotating, kinds, strict=True)
         temperature = QueryTemperature(config.floor_scale, config.attn_scale)
         return [

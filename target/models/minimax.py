@@ -10,6 +10,7 @@ from torch import Tensor
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.rotary import config_head_dim, rotary_fraction
 from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
+from specengine.runner.loader.known_values import require
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.models.mixtral import MixtralForCausalLM
 
@@ -42,12 +43,14 @@ class MiniMaxM2ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
+        require(config, use_qk_norm=(True,))
         return LayerSpec.from_config(
             config, qk_norm_whole=True, rotary_fraction=_rotated_part(config)
         )
 
     @classmethod
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:
+        require(config, scoring_func=("sigmoid",))
         spec = ExpertsSpec(
             config.num_local_experts,
             config.num_experts_per_tok,

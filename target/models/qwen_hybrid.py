@@ -14,6 +14,8 @@ from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.rotary import rotary_fraction
 from specengine.layers.row_order import parts_of_heads, reordered
 from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.known_values import require
+from specengine.target.models.layer_types import layer_types
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.models.qwen_hybrid_gguf import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from specengine.target.models.qwen_moe import sparse_layers
@@ -46,6 +48,7 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
+        require(config, attn_output_gate=(True,))
         return LayerSpec.from_config(
             config,
             qk_norm=True,
@@ -60,7 +63,7 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def layer_specs(cls, config: Any) -> list[LayerSpec]:
-        specs = zip(super().layer_specs(config), _layer_kinds(config), strict=True)
+        specs = zip(super().layer_specs(config), layer_types(config, _KINDS), strict=True)
         delta = _delta_spec(config)
         return [spec if kind == "full_attention" else _linear(spec, delta) for spec, kind in specs]
 
@@ -68,15 +71,6 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):
     def mtp_spec(cls, config: Any) -> LayerSpec:
         """They attend, whatever the last layer does."""
         return super().layer_specs(config)[-1]
-
-
-def _layer_kinds(config: Any) -> list[str]:
-    """Raises ModelLoadError for one that no layer has."""
-    for kind in config.layer_types:
-        if kind not in _KINDS:
-            known = ", ".join(_KINDS)
-            raise ModelLoadError(f"layer type {kind!r} is not supported; known: {known}")
-    return list(config.layer_types)
 
 
 def _delta_spec(config: Any) -> GatedDeltaSpec:
@@ -91,7 +85,11 @@ def _delta_spec(config: Any) -> GatedDeltaSpec:
 
 def _linear(spec: LayerSpec, delta: GatedDeltaSpec) -> LayerSpec:
     """But for the rotation, whose table the stack shares, what it lacks of attention is at its
-    default."""
+    default. Raises ModelLoadError for an activation that the rule does not have."""
+    if spec.activation != "silu":
+        raise ModelLoadError(
+            f"activation {spec.activation!r} is not supported in gated delta layers; known: 'silu'"
+        )
     return replace(
         spec, gated_delta=delta, attention_gate=False, qk_norm=False, qkv_bias=False, o_bias=False
     )

@@ -64,6 +64,26 @@ REFUSED: dict[str, tuple[Edit, list[str]]] = {
         lambda c, t: c["eagle_config"].update(use_mtp_layernorm=True),
         ["eagle_config.use_mtp_layernorm .* True"],
     ),
+    "several tokens at once": (
+        lambda c, t: c.update(parallel_drafting=True),
+        ["parallel_drafting .* true"],
+    ),
+    "layers of another model": (
+        lambda c, t: c["eagle_config"].update(eagle_decoder_type="kimik2"),
+        ["eagle_config.eagle_decoder_type .* 'kimik2'"],
+    ),
+    "attention in chunks": (
+        lambda c, t: c.update(layer_types=["chunked_attention"]),
+        ["layer type 'chunked_attention' .* known: full_attention"],
+    ),
+    "a scaled stream": (
+        lambda c, t: c.update(residual_multiplier=0.22),
+        ["residual_multiplier 0.22 .* not supported"],
+    ),
+    "capped scores": (
+        lambda c, t: c.update(attn_logit_softcapping=50.0),
+        ["attn_logit_softcapping 50.0 .* not supported"],
+    ),
     "a window without its size": (
         lambda c, t: c.update(layer_types=["sliding_attention"]),
         ["lacks sliding_window"],
@@ -158,13 +178,21 @@ def test_counting_of_layers(small_models: dict[str, Path], tmp_path: Path) -> No
     assert EagleCheckpoint.read(str(silent)).feature_layers(30) == (1, 14, 26)
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+@pytest.mark.parametrize(
+    ("algorithm", "family"),
+    [("EAGLE", "llama"), ("EAGLE3", "llama"), ("EAGLE3", "glm4"), ("EAGLE3", "gemma3")],
+)
 def test_a_dummy_target_gets_a_dummy_draft(
-    algorithm: str, small_models: dict[str, Path], tmp_path: Path
+    algorithm: str, family: str, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    for path in small_models["llama"].glob("*.json"):  # no weights
+    """Of a target that rotates part of each head, or by tables of its own in some layers, too."""
+    for path in small_models[family].glob("*.json"):  # no weights
         shutil.copy(path, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"num_hidden_layers": 7}
+    config = json.loads((tmp_path / "config.json").read_text())
+    more = {"num_hidden_layers": 7}
+    if types := config.get("layer_types"):
+        more["layer_types"] = [types[layer % len(types)] for layer in range(7)]
+    config |= more
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = SpecConfig(algorithm=algorithm, adaptive=False, num_steps=2)
     llm = LLM(str(tmp_path), spec, load_format="dummy", max_total_tokens=64, context_length=64)

@@ -209,6 +209,11 @@ def test_inputs_that_are_no_whole_blocks_are_refused(name: str) -> None:
         ({"quant_method": "fp8", "activation_scheme": "odd"}, "activation_scheme 'odd'"),
         (FORMATS["compressed w4a16"].config | {"format": "marlin-24"}, "format 'marlin-24'"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups"),
+        (
+            FORMATS["compressed w4a16"].config
+            | {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+            "transforms R1",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_named(fields: dict[str, Any], message: str) -> None:

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specengine.core.errors import ModelLoadError
 from specengine.layers.rotary import (
     RotaryEmbedding,
+    longest_context,
     rope_frequencies,
     rope_parameters,
     rotary_fraction,
@@ -163,6 +164,30 @@ def test_dynamic_with_a_fixed_alpha_stretches_the_base() -> None:
     assert factor == reference.attention_scaling == 1.0
     plain, _ = rope_frequencies(64, 1024, rope | {"alpha": None})
     assert float(plain[-1] / found[-1]) == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("served", [1024, 1025, 3000, 4096])
+def test_dynamic_grows_with_the_context_that_requests_may_have(served: int) -> None:
+    config = _config(SCALINGS["dynamic"])
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=served)
+    config.served_context = served
+    found, _ = rope_frequencies(64, 1024, rope_parameters(config))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "longest"),
+    [
+        ({"rope_type": "default"}, 1024),
+        ({"rope_type": "linear", "factor": 4.0}, 4096),
+        ({"rope_type": "dynamic", "factor": 4.0}, 4096),
+        ({"rope_type": "dynamic", "factor": 4.0, "alpha": 50.0}, 1024),
+        ({"full_attention": {"rope_type": "linear", "factor": 4.0}, "other": {}}, 1024),
+    ],
+)
+def test_longest_context(parameters: dict[str, Any], longest: int) -> None:
+    config = SimpleNamespace(max_position_embeddings=1024, rope_parameters=parameters)
+    assert longest_context(config) == longest
 
 
 def test_part_of_a_head_is_rotated() -> None:

@@ -58,11 +58,34 @@ def test_unknown_activation_is_refused(family: str) -> None:
         "exaone4",
         "qwen3next",
         "dots1",
+        "gptoss",
+        "llama4",
     ],
 )
 def test_unknown_layer_type_is_refused(family: str) -> None:
-    with pytest.raises(ModelLoadError, match="layer type 'chunked_attention' is not supported"):
-        make(family, layer_types=["chunked_attention"] * 3)
+    with pytest.raises(ModelLoadError, match="layer type 'block_attention' is not supported"):
+        make(family, layer_types=["block_attention"] * 3)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5moe", "qwen3next"])
+def test_other_activations_are_refused_beside_the_delta_rule(family: str) -> None:
+    """Whose convolution and gated norm have one of their own."""
+    with pytest.raises(ModelLoadError, match=r"activation 'gelu' (is|are) not supported"):
+        make(family, hidden_act="gelu")
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("minimaxm2", "scoring_func", "softmax"),
+        ("minimaxm2", "use_qk_norm", False),
+        ("qwen3_5", "attn_output_gate", False),
+    ],
+)
+def test_fields_of_one_known_value(family: str, name: str, value: Any) -> None:
+    make(family, **{name: "sigmoid" if name == "scoring_func" else True})
+    with pytest.raises(ModelLoadError, match=f"{name} {value!r} is not supported"):
+        make(family, **{name: value})
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def _reference(loaded: LoadedModel) -> Any:
 @torch.inference_mode()
 def _cosines(reference: Any, rows: TargetRows) -> Tensor:
     """float32 [L, n]"""
-    states = reference.model(rows.tokens[None], output_hidden_states=True).hidden_states
+    states = reference.base_model(rows.tokens[None], output_hidden_states=True).hidden_states
     layers = rows.layers.unbind(1)
     pairs = [*zip(layers[:-1], states[1:-1], strict=True), (rows.final, states[-1])]
     found = [cosine_similarity(ours.float(), theirs[0].float(), dim=-1) for ours, theirs in pairs]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from specengine.core.errors import ConfigError
+from specengine.draft.rope import draft_rope
 
 ALGORITHM = "EAGLE3"  # that such a draft is of, as core.registry.DRAFTERS calls it
 
@@ -40,11 +41,9 @@ def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
     # A target's other fields would make of the draft what it is not: latent attention, for one.
     known = {name for name in LlamaConfig().to_dict() if not name.startswith("_")}
     kept = {name: one for name, one in config.to_dict().items() if name in known}
-    if isinstance(rope := kept.get("rope_parameters"), dict):  # the draft rotates whole heads
-        whole = {name: one for name, one in rope.items() if name != "partial_rotary_factor"}
-        kept["rope_parameters"] = whole
     written = {
         **kept,
+        "rope_parameters": draft_rope(config),
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "attention_bias": False,

@@ -51,6 +51,8 @@ class CompressedTensors(Quantization):
         sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
         if sparsity != "dense":
             raise _refused(f"sparsity {sparsity!r}", "dense")
+        if transforms := (fields.get("transform_config") or {}).get("config_groups"):
+            raise _refused(f"transforms {', '.join(transforms)}", "weights that need none")
         groups = (fields.get("config_groups") or {}).values()
         if not groups:
             raise _refused("a configuration without config_groups", "such with them")

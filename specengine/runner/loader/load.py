@@ -120,11 +120,16 @@ def model_class_of(source: ModelSource, find_model_class: FindModelClass) -> Any
 
 
 def _served(source: ModelSource, context_length: int | None) -> ModelSource:
-    """With `served_context` in its configuration: layers.rotary.rope_parameters."""
+    """With `served_context` in its configuration (layers.rotary.rope_parameters), and positions for
+    all of a longer context than it was made for (layers.rotary.longest_context)."""
     if context_length is None:
         return source
     config = copy(source.hf_config)
     config.served_context = context_length
+    made_for = getattr(config, "max_position_embeddings", context_length)
+    if context_length > made_for:
+        config.original_max_position_embeddings = made_for
+        config.max_position_embeddings = context_length
     return replace(source, hf_config=config)
 
 

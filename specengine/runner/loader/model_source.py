@@ -8,6 +8,7 @@ from typing import Any
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.pooling import Pooling
+from specengine.layers.rotary import longest_context
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,8 @@ class ModelSource:
         if not isinstance(found, int):
             raise ModelLoadError(f"config.json of {self.name} lacks max_position_embeddings")
         return found
+
+    @property
+    def longest_context(self) -> int:
+        """What --context-length may ask for, at most."""
+        return longest_context(self.hf_config)

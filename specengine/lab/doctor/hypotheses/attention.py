@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from torch import Tensor
 
 from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.layers.rotary import rope_parameters
+from specengine.layers.rotary import rope_kinds, rope_parameters
 from specengine.runner.loader.gguf_weights import unpermute
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -30,7 +31,7 @@ def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
             partial(permuted, prefixes=drafter.parts.attention, head_dim=head_dim, undo=undo),
         )
     if drafter.algorithm != "MTP":  # whose layers are of the target's configuration
-        yield from _frequencies(drafter, trial.files)
+        yield from rope_hypotheses(drafter, trial.files)
 
 
 def permuted(
@@ -60,16 +61,28 @@ def _head_dim(drafter: ExaminedDrafter, files: DraftFiles) -> int:
     return int(found or section["hidden_size"] // section["num_attention_heads"])
 
 
-def _frequencies(drafter: ExaminedDrafter, files: DraftFiles) -> Iterator[Hypothesis]:
+def rope_hypotheses(drafter: ExaminedDrafter, files: DraftFiles) -> Iterator[Hypothesis]:
+    """Those of the target; one hypothesis a table, where its layers rotate by several."""
     config = drafter.loaded.source.hf_config
-    if rope_parameters(config) == rope_parameters(SimpleNamespace(**files.layer_section)):
-        return
+    own = rope_parameters(SimpleNamespace(**files.layer_section))
+    for kind in rope_kinds(config):
+        if rope_parameters(config, kind) == own:
+            continue
+        theirs = _rope_fields(config, kind)
+        told = [f"{name} to {value}" for name, value in theirs.items() if value is not None]
+        of_kind = "" if kind is None else f" of its {kind} layers"
+        yield Hypothesis(
+            f"rotary frequencies{of_kind}",
+            f"trained with the target's rotary frequencies{of_kind}, not with those of its "
+            "configuration",
+            f"config.json: set {', '.join(told)}",
+            partial(DraftFiles.with_layer_config, **theirs),
+        )
+
+
+def _rope_fields(config: Any, kind: str | None) -> dict[str, Any]:
+    """Fields of a draft's config.json."""
     fields = config.to_dict()
-    theirs = {name: fields.get(name) for name in _ROPE}
-    shown = ", ".join(f"{name} to {value}" for name, value in theirs.items() if value is not None)
-    yield Hypothesis(
-        "rotary frequencies",
-        "trained with the target's rotary frequencies, not with those of its configuration",
-        f"config.json: set {shown}",
-        lambda f: f.with_layer_config(**theirs),
-    )
+    if kind is None:
+        return {name: fields.get(name) for name in _ROPE}
+    return dict.fromkeys(_ROPE) | {"rope_parameters": fields["rope_parameters"][kind]}

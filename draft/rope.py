@@ -23,6 +23,7 @@ def draft_rope(target: Any) -> dict[str, Any]:
     if parameters["rope_type"] not in _KINDS:
         dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
         is_dynamic = parameters["rope_type"] == "dynamic"
-        base = dynamic_base(dim, parameters) if is_dynamic else parameters["rope_theta"]
+        made_for = {"max_positions": target.max_position_embeddings}
+        base = dynamic_base(dim, made_for | parameters) if is_dynamic else parameters["rope_theta"]
         return {"rope_theta": base, "rope_type": "default"}
     return {name: value for name, value in parameters.items() if name not in _LEFT_OUT}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import HunYuanDenseV1Config
 
-from specengine.draft.train.rope import draft_rope
+from specengine.draft.rope import draft_rope
 from specengine.layers.rotary import rope_frequencies, rope_parameters
 
 
