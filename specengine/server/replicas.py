@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import fields, replace
-from itertools import zip_longest
+from dataclasses import fields, is_dataclass, replace
+from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec_totals import SpecTotals
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.outputs import EngineStats, RequestOutput
-from specengine.runner.fallbacks import GraphStats
+from specengine.scheduler.split_policy import SplitDecision
 from specengine.server.routing import PrefixRouter
 from specengine.server.service import ServedEngine
 from specengine.server.streaming import closing
@@ -156,22 +156,29 @@ class Replicas:
 
 
 def added(stats: Sequence[EngineStats]) -> EngineStats:
-    """Counters and gauges are summed; what is no number is the first one's."""
+    """Counters and gauges are summed. What is no number, and what was decided, is the first one's
+    that has it."""
     total: EngineStats = _sum(stats)
     return total
 
 
 def _sum(values: Sequence[Any]) -> Any:
+    """Every field of every dataclass is summed, but for decisions: a counter that is added later is
+    not forgotten."""
+    values = [one for one in values if one is not None]
+    if not values:
+        return None
     first = values[0]
-    if isinstance(first, bool) or not values[1:]:
+    if isinstance(first, bool | DepthChoice | SplitDecision):
         return first
     if isinstance(first, int | float):
         return sum(values)
     if isinstance(first, list):
         return [sum(numbers) for numbers in zip_longest(*values, fillvalue=0)]
     if isinstance(first, dict):
-        return {key: _sum([one[key] for one in values if key in one]) for key in first}
-    if isinstance(first, EngineStats | SpecTotals | GraphStats):
+        keys = dict.fromkeys(chain.from_iterable(values))
+        return {key: _sum([one.get(key) for one in values]) for key in keys}
+    if is_dataclass(first) and not isinstance(first, type):
         names = [one.name for one in fields(first)]
         return replace(first, **{name: _sum([getattr(v, name) for v in values]) for name in names})
     return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError
 from specengine.core.parallel_config import ParallelConfig
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import DepthChoice
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.outputs import EngineStats
+from specengine.engine.outputs import EngineStats, SplitStats
 from specengine.runner.fallbacks import GraphStats
+from specengine.scheduler.split_policy import SplitDecision
 from specengine.server import routing
 from specengine.server.replicas import Replicas, added
 from specengine.server.routing import MORE_REQUESTS, PrefixRouter, page_keys
@@ -189,3 +192,45 @@ def test_counters_are_summed() -> None:
     assert (total.spec.num_rounds, total.spec.accepted_per_pos) == (7, [3, 1])
     assert total.graphs["decode"] == GraphStats(2, 3, {"why": 3})
     assert not total.drafts_trees
+
+
+def test_reasons_and_kinds_that_the_first_replica_lacks_are_counted() -> None:
+    one, other = EngineStats(), EngineStats()  # the first was never asked for its counters
+    one.graphs = {"decode": GraphStats(fallbacks={"a": 1})}
+    other.graphs = {
+        "decode": GraphStats(fallbacks={"a": 2, "b": 3}),
+        "round": GraphStats(captures=4),
+    }
+    total = added([one, other])
+    assert total.graphs["decode"].fallbacks == {"a": 3, "b": 3}
+    assert total.graphs["round"].captures == 4
+
+
+def filled(stats: Any) -> Any:
+    """With a count in each field that has numbers, whatever its name is."""
+    counts: dict[Any, Any] = {int: 1, dict: {"a": 1}, list: [1, 1]}
+    given = {one.name: counts.get(type(getattr(stats, one.name))) for one in fields(stats)}
+    return replace(stats, **{name: one for name, one in given.items() if one is not None})
+
+
+def numbers(value: Any) -> list[int]:
+    if isinstance(value, dict):
+        return [number for one in value.values() for number in numbers(one)]
+    if isinstance(value, list):
+        return [number for one in value for number in numbers(one)]
+    return [value] if type(value) is int else []
+
+
+def test_every_counter_is_summed_and_what_was_decided_is_not() -> None:
+    """Of the replicas, the first was never asked for its counters."""
+    one = filled(EngineStats(num_state_snapshots=1))
+    one.graphs, one.spec = {"round": filled(GraphStats())}, filled(SpecTotals())
+    one.split = filled(SplitStats())
+    total = added([EngineStats(), one, one])
+    assert len(numbers(asdict(one))) > 30
+    assert numbers(asdict(total)) == [2 * number for number in numbers(asdict(one))]
+    one.split = replace(one.split, decision=SplitDecision(3, 0.5, "why"))
+    one.depth = DepthChoice(4, "why", 1.5)
+    total = added([EngineStats(), one, one])
+    assert total.split is not None
+    assert (total.depth, total.split.decision) == (one.depth, one.split.decision)
