@@ -45,6 +45,7 @@ class Acceptor:
         self._front_ends = front_ends
         self._max_connections = max_connections
         self._is_accepting = False
+        self._restart: asyncio.TimerHandle | None = None  # the end of a pause
         listener.setblocking(False)
 
     def start(self) -> None:
@@ -53,6 +54,10 @@ class Acceptor:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def stop(self) -> None:
+        """Accept nothing until `start`; a pause does not end by itself any more."""
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
         if self._is_accepting:
             self._is_accepting = False
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
@@ -86,4 +91,4 @@ class Acceptor:
 
     def _rest(self) -> None:
         self.stop()
-        asyncio.get_running_loop().call_later(PAUSE, self.start)
+        self._restart = asyncio.get_running_loop().call_later(PAUSE, self.start)
