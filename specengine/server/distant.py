@@ -68,6 +68,7 @@ class DistantEngine(Operations):
 
     async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
         """See AsyncEngine.embed."""
+        check_token_ids(prompt_ids, SamplingParams(), self._info.vocab_size)
         return await self._streams.embed(prompt_ids, rid)
 
     async def operate(self, what: str, **arguments: Any) -> Any:

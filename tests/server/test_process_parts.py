@@ -209,6 +209,19 @@ def test_what_no_message_carries_is_refused_by_name(
     assert caught.value.param == param
 
 
+def test_prompt_to_embed_that_no_message_carries_is_refused_by_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = remote(tmp_path)
+        try:
+            await engine.embed([HUGE], "a")
+        finally:
+            engine.shutdown()
+
+    with pytest.raises(RequestError, match="prompt token ids") as caught:
+        asyncio.run(run())
+    assert caught.value.param == "prompt"
+
+
 def test_requests_of_one_turn_reach_the_engine_in_one_go_and_in_order(tmp_path: Path) -> None:
     async def run() -> list[str]:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
