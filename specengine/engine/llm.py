@@ -20,6 +20,7 @@ from specengine.engine.build import build_engine
 from specengine.engine.chat_template import render_chat
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import RequestOutput
+from specengine.engine.tokens import encode_text
 from specengine.runner.layer_hooks import AddedHook, LayerHook
 
 # A list this long takes long enough to want a progress bar.
@@ -28,7 +29,11 @@ PROGRESS_FROM = 16
 
 @dataclass
 class Completion:
-    """One finished choice. Logprobs are those asked for in its SamplingParams."""
+    """One finished choice. Logprobs are those asked for in its SamplingParams.
+
+    finish_reason: of the kind "error" or "abort" where the engine gave the choice up, with the
+    reason in its `message`; text and tokens are then those that came before.
+    """
 
     index: int
     text: str
@@ -95,7 +100,8 @@ class LLM:
     ) -> list[Generation]:
         """Complete prompts (text, or token ids), in their order. One SamplingParams serves all, or
         one each. progress: show a bar; by default for long lists. Raises RequestError for a prompt
-        or parameter that cannot be served, before any work is done."""
+        or parameter that cannot be served, before any work is done. A choice that the engine has
+        to give up later raises nothing, for others are done: see Completion.finish_reason."""
         ids = [self._encode(p) for p in ([prompts] if isinstance(prompts, str) else prompts)]
         params = self._params(sampling, len(ids))
         rids = []
@@ -156,7 +162,7 @@ class LLM:
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
+            return encode_text(self.tokenizer, prompt)
         return list(prompt)
 
     def _params(
@@ -190,10 +196,8 @@ class LLM:
 
 
 def collect(generation: Generation, output: RequestOutput) -> None:
-    """Add a finished choice to its generation. RequestError where the engine gave it up."""
+    """Add a finished choice to its generation."""
     assert output.finish_reason is not None
-    if output.finish_reason.kind == "error":
-        raise RequestError(output.finish_reason.message or "the request failed")
     generation.num_cached_tokens = max(generation.num_cached_tokens, output.num_cached_tokens)
     generation.prompt_logprobs = output.prompt_logprobs
     generation.completions.append(

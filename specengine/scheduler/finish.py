@@ -76,7 +76,10 @@ def _reason_to_stop(req: Req, token: int, num_output: int, context_len: int) -> 
     grammar = req.grammar
     if grammar is not None and not grammar.accept(token):
         logger.debug("a grammar cannot go on: %s", grammar.error)
-        message = f"the grammar cannot go on after {num_output} tokens: it is too complex"
+        message = (
+            f"the grammar cannot go on after {num_output} tokens: it is too complex; simplify it, "
+            "with fewer alternatives and shorter repetitions"
+        )
         return FinishReason("error", message=message)
     if num_output > sampling.min_tokens:
         is_eos = token in req.eos_ids and not sampling.ignore_eos

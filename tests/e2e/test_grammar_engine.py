@@ -368,6 +368,7 @@ def test_a_grammar_that_fails_midway_fails_its_request_alone(
     reason = finished["bad"].finish_reason
     assert reason is not None
     assert reason.kind == "error"
-    assert reason.message == "the grammar cannot go on after 3 tokens: it is too complex"
+    assert reason.message is not None
+    assert reason.message.startswith("the grammar cannot go on after 3 tokens: it is too complex;")
     assert finished["good"].text == good.text
     engine.scheduler.check_invariant()
