@@ -111,6 +111,7 @@ class LeadEngine(RankEngine):
             return super().flush_cache()
 
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        self.sleeper.require_awake()  # before it is told: where it is refused ends a rank
         with self._telling(Do(self.number, "update_weights", [model, draft_model])):
             return super().update_weights(model, draft_model)
 

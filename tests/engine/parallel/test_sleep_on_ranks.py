@@ -94,6 +94,8 @@ def test_requests_of_two_ranks_wait_in_sleep_and_go_on(level: int, pair: Pair) -
     assert not engine.has_work
     with pytest.raises(EngineAsleepError):
         two.generate(PROMPTS, GREEDY)
+    with pytest.raises(EngineAsleepError):
+        two.update_weights("tiny")  # and rank 1 is not told
     two.wake()
     pair[0].wake()
     engine.call(f"{THIS}:memory_is", given_back=False)
