@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.errors import ConfigError, ModelLoadError, SpecEngineError
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import on_all, split_over
 from specengine.core.sharing import sharing_experts
@@ -29,6 +30,8 @@ from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.target.registry import find_model_class
+
+logger = logging.getLogger(__name__)
 
 # Of config.json, what says nothing of how the model computes: where it comes from, its form in
 # memory, and how it was trained, which each version of transformers writes or leaves out.
@@ -68,14 +71,27 @@ class RunningWeights:
 
         Takes memory for a second copy: of a target in floating point on the host, else on the
         device. Raises ConfigError or ModelLoadError where they cannot take the place of those that
-        run, on whichever rank; nothing has changed then.
+        run, or cannot be read, on whichever rank; nothing has changed then.
         """
         return on_all(
             self.loaded.ranks,
-            lambda: self._read(model, draft_model),
+            lambda: self._read_or_refuse(model, draft_model),
             "cannot read its part of the new weights",
             ModelLoadError,
         )
+
+    def _read_or_refuse(self, model: str | None, draft_model: str | None) -> NewWeights:
+        """Whatever fails here, the weights that run are whole."""
+        try:
+            return self._read(model, draft_model)
+        except SpecEngineError:
+            raise
+        except Exception as error:
+            logger.exception("new weights cannot be read")
+            raise ModelLoadError(
+                f"the new weights cannot be read ({type(error).__name__}: {error}); see to their "
+                "files, or to the log, which says where"
+            ) from error
 
     def _read(self, model: str | None, draft_model: str | None) -> NewWeights:
         if model is None and draft_model is None:

@@ -255,6 +255,18 @@ def test_configuration_of_training_alone_is_not_compared(other: Path, tmp_path: 
     assert answers(llm) != before
 
 
+def test_weights_that_cannot_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(TINY, SPECS["EAGLE3"], **FLAGS)
+    with pytest.raises(ModelLoadError, match="name too long"):
+        llm.update_weights("a" * 300)
+    with pytest.raises(ModelLoadError, match="name too long"):
+        llm.update_weights(draft_model="a" * 300)
+    weights: Any = llm.engine.weights
+    monkeypatch.setattr(weights, "_target", lambda source: 1 // 0)
+    with pytest.raises(ModelLoadError, match="ZeroDivisionError"):
+        llm.update_weights("tiny")
+
+
 def test_nothing_named_is_refused() -> None:
     llm = LLM(TINY, **FLAGS)
     with pytest.raises(ConfigError, match="name a model"):

@@ -239,6 +239,11 @@ def test_unknown_models_list_the_built_in_names(name: str) -> None:
         _load(name)
 
 
+def test_a_name_that_is_no_path_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"name too long.*; see to its files"):
+        resolve_model(ModelConfig(model="a" * 300))
+
+
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route to host")

@@ -31,13 +31,20 @@ def resolve_model(config: ModelConfig, reads_sampling: bool = False) -> ModelSou
     """Find a model by built-in name, directory, GGUF file or hub id, in this order.
 
     Fetches and converts a model that is not local. reads_sampling: its sampling_defaults. Raises
-    ModelLoadError, or ConfigError where --load-format does not fit the model.
+    ModelLoadError where it is not there or cannot be read, or ConfigError where --load-format does
+    not fit the model.
     """
-    source = replace(_find(config), is_dummy=config.load_format == "dummy")
-    _check_load_format(source, config.load_format)
-    if not reads_sampling or source.directory is None:
-        return source
-    return replace(source, sampling_defaults=read_sampling_defaults(source.directory))
+    try:
+        source = replace(_find(config), is_dummy=config.load_format == "dummy")
+        _check_load_format(source, config.load_format)
+        if not reads_sampling or source.directory is None:
+            return source
+        return replace(source, sampling_defaults=read_sampling_defaults(source.directory))
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot read the model {config.model!r}: {error}; see to its files and their "
+            "permissions, or give another name"
+        ) from error
 
 
 def cache_directory(config: ModelConfig) -> Path:
