@@ -289,6 +289,21 @@ def test_trial_tells_what_a_compiled_grammar_holds(
     assert told[2] > 4 * 2**20
 
 
+def test_grammar_is_compiled_though_no_thread_could_be_started_before(
+    make_pool: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, spec = make_pool(), GrammarSpec.regex("a")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool._threads, "submit", fail)
+        with pytest.raises(RuntimeError):
+            pool.submit(spec)
+    asyncio.run(asyncio.wait_for(start(pool, spec), 60))
+
+
 def test_closing_leaves_no_process(make_pool: Make) -> None:
     pool = make_pool()
     asyncio.run(start(pool, GrammarSpec.regex("a")))

@@ -54,8 +54,9 @@ class GrammarPool:
                 most = self._limits.grammar_workers + self._limits.max_queued_grammars
                 if len(self._open) >= most:
                     raise QueueFullError("too many grammars wait to be compiled; retry later")
-                shared = self._open[spec] = Compilation(spec)
-                self._threads.submit(self._run, shared)
+                shared = Compilation(spec)
+                self._threads.submit(self._run, shared)  # raises where no thread can be started
+                self._open[spec] = shared
             shared.jobs.append(job)
         return job
 
