@@ -350,4 +350,4 @@ def test_sampling_and_statistics_survive_the_way() -> None:
     stats = EngineStats(depth=DepthChoice(2, "why", 1.5, 6), num_aborts=3)
     assert sent(stats, EngineStats) == stats
     refused = Refused.of(1, RequestError("no", "field"))
-    assert isinstance(sent(refused, Reply).error(), RequestError)
+    assert isinstance(sent(refused, Reply).failure.error(), RequestError)

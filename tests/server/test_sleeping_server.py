@@ -51,6 +51,7 @@ def test_requests_in_sleep_get_a_503_and_the_same_answer_afterwards(
     assert http.get("/health").status_code == 200
     assert http.get("/server_info", headers=ADMIN).json()["state"]["layer_hooks"] == []
     update = http.post("/update_weights_from_disk", json={"model_path": "tiny"}, headers=ADMIN)
-    assert update.status_code == 400
+    assert update.status_code == 503
+    assert update.json()["error"]["code"] == "sleeping"
     assert http.post("/wake_up", headers=ADMIN).json() == {"is_sleeping": False}
     assert http.post("/v1/completions", json=BODY).json()["choices"] == before

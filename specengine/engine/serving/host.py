@@ -12,18 +12,39 @@ from typing import Any
 
 import msgspec
 
-from specengine.core.errors import RequestError, SpecEngineError
+from specengine.core.errors import (
+    ConfigError,
+    EngineAsleepError,
+    ModelLoadError,
+    OutOfMemoryError,
+    RequestError,
+    SpecEngineError,
+)
+from specengine.core.grammar import GrammarSpec
 from specengine.engine.background_capture import QuietTime
 from specengine.engine.grammar.pool import GrammarJob, GrammarPool
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
 from specengine.engine.outgoing import Choice
-from specengine.engine.serving.messages import Abort, Answer, Ask, Generate, Refused, Request
+from specengine.engine.serving.messages import (
+    Abort,
+    Answer,
+    Ask,
+    Failure,
+    Generate,
+    Refused,
+    Request,
+)
 from specengine.engine.serving.outbox import Outbox, Send
 
 logger = logging.getLogger(__name__)
 
 BLOCKED = 0.005  # seconds until a front end that takes nothing is tried again
+NIL = msgspec.Raw(b"\xc0")
+INTERNAL = "internal error; the server's log has the details"
+# What operations raise before they change anything.
+REFUSALS = (RequestError, EngineAsleepError, ConfigError, ModelLoadError, OutOfMemoryError)
+READING = frozenset({"stats", "is_sleeping"})  # operations that never change anything
 
 
 @dataclass(eq=False)
@@ -39,10 +60,17 @@ class Open:
     """A request that has not ended."""
 
     front: FrontEnd
-    rid: str
-    streams: range
+    message: Generate
     num_open: int  # choices
     grammar: GrammarJob | None = None  # while it is compiled
+
+    @property
+    def rid(self) -> str:
+        return self.message.rid
+
+    @property
+    def streams(self) -> range:
+        return range(self.message.stream, self.message.stream + self.message.sampling.n)
 
 
 class EngineHost:
@@ -153,39 +181,46 @@ class EngineHost:
             one = self._open.get(choice.rid)
             if one is None:
                 continue
-            one.front.outbox.add(one.streams.start + choice.index, choice)
+            one.front.outbox.add(one.message.stream + choice.index, choice)
             if choice.req.finish_reason is not None:
                 one.num_open -= 1
                 if not one.num_open:
                     self._forget(one)
 
     def _generate(self, front: FrontEnd, message: Generate) -> None:
-        n = message.sampling.n
-        streams = range(message.stream, message.stream + n)
-        one = Open(front, message.rid, streams, n)
+        one = Open(front, message, message.sampling.n)
         front.requests[message.stream] = self._open[message.rid] = one
-        try:
-            if message.sampling.grammar is None:
-                self._add(one, message, None)
-                return
-            one.grammar = self._pool().submit(message.sampling.grammar)
-        except SpecEngineError as error:
-            self._refuse(one, error)
-            return
-        compiled = partial(self._go_on, one, message, one.grammar)
-        one.grammar.future.add_done_callback(lambda _: self.post(compiled))
+        if message.sampling.grammar is None:
+            self._admit(one, lambda: self._add(one, None))
+        else:
+            self._admit(one, partial(self._compile, one, message.sampling.grammar))
 
-    def _go_on(self, one: Open, message: Generate, job: GrammarJob) -> None:
+    def _compile(self, one: Open, grammar: GrammarSpec) -> None:
+        one.grammar = job = self._pool().submit(grammar)
+        compiled = partial(self._go_on, one, job)
+        job.future.add_done_callback(lambda _: self.post(compiled))
+
+    def _go_on(self, one: Open, job: GrammarJob) -> None:
         """The grammar is compiled, or not."""
         if self._open.get(one.rid) is not one:
             return
         one.grammar = None
+        self._admit(one, lambda: self._add(one, job.future.result()))
+
+    def _admit(self, one: Open, step: Callable[[], object]) -> None:
+        """A step on a request's way into the queue. Whatever it raises refuses that request alone:
+        no device has seen it, and nothing of it stays in the engine."""
         try:
-            self._add(one, message, job.future.result())
+            step()
         except SpecEngineError as error:
             self._refuse(one, error)
+        except Exception:
+            logger.exception("a request cannot be queued")
+            self._engine.abort(one.rid)  # the choices that were queued before the error
+            self._refuse(one, SpecEngineError(INTERNAL))
 
-    def _add(self, one: Open, message: Generate, grammar: LlguidanceState | None) -> None:
+    def _add(self, one: Open, grammar: LlguidanceState | None) -> None:
+        message = one.message
         if message.embeds:
             self._engine.add_embedding(one.rid, message.prompt_ids)
             return
@@ -194,7 +229,7 @@ class EngineHost:
 
     def _refuse(self, one: Open, error: SpecEngineError) -> None:
         self._forget(one)
-        one.front.outbox.reply(Refused.of(one.streams.start, error))
+        one.front.outbox.reply(Refused.of(one.message.stream, error))
 
     def _abort(self, one: Open) -> None:
         if one.grammar is not None:
@@ -206,19 +241,29 @@ class EngineHost:
 
     def _forget(self, one: Open) -> None:
         self._open.pop(one.rid, None)
-        one.front.requests.pop(one.streams.start, None)
+        one.front.requests.pop(one.message.stream, None)
 
     def _answer(self, message: Ask) -> Answer:
-        operation = self._operations.get(message.what)
+        """Raises what an operation that changes the engine raises, unless that says that nothing
+        has changed: a round may have failed in it, or weights be half in place."""
         try:
-            if operation is None:
-                raise RequestError(f"this engine has no {message.what}")
-            found = msgspec.msgpack.encode(operation(**message.arguments))
-        except SpecEngineError as error:
-            return Answer(message.number, msgspec.Raw(b"\xc0"), str(error))
+            found = self._operate(message)
+        except REFUSALS as error:
+            return Answer(message.number, NIL, Failure.of(error))
+        except Exception:
+            if message.what not in READING:
+                raise
+            logger.exception("the engine cannot answer %s", message.what)
+            return Answer(message.number, NIL, Failure.of(SpecEngineError(INTERNAL)))
         finally:
             self._collect(self._engine.take_changed())  # it may have ended requests
-        return Answer(message.number, msgspec.Raw(found))
+        return Answer(message.number, found)
+
+    def _operate(self, message: Ask) -> msgspec.Raw:
+        operation = self._operations.get(message.what)
+        if operation is None:
+            raise RequestError(f"this engine has no {message.what}")
+        return msgspec.Raw(msgspec.msgpack.encode(operation(**message.arguments)))
 
     def _pool(self) -> GrammarPool:
         """Made for the first grammar: most engines meet none."""

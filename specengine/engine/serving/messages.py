@@ -9,8 +9,11 @@ import msgspec
 from msgspec import Struct
 
 from specengine.core.errors import (
+    ConfigError,
     EngineAsleepError,
     EngineStoppedError,
+    ModelLoadError,
+    OutOfMemoryError,
     QueueFullError,
     RequestError,
     SpecEngineError,
@@ -88,17 +91,16 @@ class Gained(Struct, tag="gained"):
     details: list[Detail]
 
 
-class Refused(Struct, tag="refused"):
-    """The request is not served, for an error of one of ERRORS."""
+class Failure(Struct):
+    """An error of one of ERRORS. kind: its name there."""
 
-    stream: int
     kind: str
     message: str
     param: str | None = None
 
     @classmethod
-    def of(cls, stream: int, error: SpecEngineError) -> Refused:
-        return cls(stream, kind_of(error), str(error), getattr(error, "param", None))
+    def of(cls, error: SpecEngineError) -> Failure:
+        return cls(kind_of(error), str(error), getattr(error, "param", None))
 
     def error(self) -> SpecEngineError:
         if self.kind == RequestError.__name__:
@@ -106,17 +108,31 @@ class Refused(Struct, tag="refused"):
         return ERRORS[self.kind](self.message)
 
 
+class Refused(Struct, tag="refused"):
+    """The request is not served."""
+
+    stream: int
+    failure: Failure
+
+    @classmethod
+    def of(cls, stream: int, error: SpecEngineError) -> Refused:
+        return cls(stream, Failure.of(error))
+
+
 class Answer(Struct, tag="answer"):
-    """result: MessagePack. error: the message, where the operation failed."""
+    """result: MessagePack; nil where the operation failed."""
 
     number: int
     result: msgspec.Raw
-    error: str | None = None
+    failure: Failure | None = None
 
 
 Reply = Gained | Refused | Answer
 
-_ERRORS = (SpecEngineError, RequestError, QueueFullError, EngineStoppedError, EngineAsleepError)
+_ERRORS = (
+    *(SpecEngineError, RequestError, QueueFullError, EngineStoppedError, EngineAsleepError),
+    *(ConfigError, ModelLoadError, OutOfMemoryError),
+)
 ERRORS: dict[str, type[SpecEngineError]] = {one.__name__: one for one in _ERRORS}
 
 

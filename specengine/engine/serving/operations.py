@@ -8,7 +8,8 @@ from typing import Any
 
 class Operations(ABC):
     """Calls that become questions to an EngineHost, which answers them between two steps. Each
-    raises RequestError where the engine refuses, and EngineStoppedError where it has ended."""
+    raises RequestError where the engine refuses, EngineAsleepError where it has to be woken first,
+    and EngineStoppedError where it has ended."""
 
     @abstractmethod
     async def operate(self, what: str, **arguments: Any) -> Any:

@@ -11,7 +11,13 @@ from typing import Any
 
 import msgspec
 
-from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
+from specengine.core.errors import (
+    ConfigError,
+    ModelLoadError,
+    OutOfMemoryError,
+    RequestError,
+    SpecEngineError,
+)
 from specengine.core.request import TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
@@ -185,9 +191,7 @@ class Streams:
         """The result of an operation that the engine may refuse: see Operations."""
         try:
             answer = await self.ask(what, **arguments)
-        except EngineStoppedError:
-            raise
-        except SpecEngineError as error:
+        except (ConfigError, ModelLoadError, OutOfMemoryError) as error:
             raise RequestError(str(error)) from error
         return msgspec.msgpack.decode(answer)
 
@@ -207,7 +211,7 @@ class Streams:
             self._gain(message)
         elif isinstance(message, Refused):
             if (choice := self._choices.get(message.stream)) is not None:
-                choice.request.fail(message.error())
+                choice.request.fail(message.failure.error())
         else:
             self._note_answer(message)
 
@@ -246,8 +250,8 @@ class Streams:
         answer = self._asked.get(message.number)
         if answer is None or answer.done():
             return
-        if message.error is not None:
-            answer.set_exception(SpecEngineError(message.error))
+        if message.failure is not None:
+            answer.set_exception(message.failure.error())
         else:
             answer.set_result(bytes(message.result))
 
