@@ -19,7 +19,7 @@ from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.intake import check_intake, start_grammar, within_context
 from specengine.engine.lost_state import start_anew
 from specengine.engine.new_weights import RunningWeights
-from specengine.engine.outgoing import Choice, is_named, owner_of
+from specengine.engine.outgoing import ENDED_BY_OPERATOR, Choice, is_named, owner_of
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import EngineParts
 from specengine.engine.pipeline import RoundPipeline
@@ -126,7 +126,7 @@ class Engine:
         chosen = {c.rid for c in self.choices.values() if names is None or is_named(c.rid, names)}
         for choice in self.choices.values():
             if choice.rid in chosen:
-                self.scheduler.abort(choice.req.rid, "the server's operator ended the request")
+                self.scheduler.abort(choice.req.rid, ENDED_BY_OPERATOR)
         return len(chosen)
 
     def flush_cache(self) -> int:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from specengine.core.request import Req
+from specengine.core.request import FinishReason, Req
+from specengine.core.sampling import SamplingParams
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import RequestOutput, RequestTimes
 
 if TYPE_CHECKING:
     from specengine.engine.pooler import Pooler  # it loads PyTorch, which front ends do without
+
+ENDED_BY_OPERATOR = "the server's operator ended the request"
 
 
 def request_id(label: str, job: str, prompt: int) -> str:
@@ -86,3 +89,15 @@ class Choice:
             embedding=self.embedding,
             times=self.times,
         )
+
+
+def given_up(
+    rid: str, prompt_ids: list[int], sampling: SamplingParams, tokenizer: Any
+) -> list[Choice]:
+    """The n choices of a request that an operator ended before it was queued."""
+    choices = []
+    for index in range(sampling.n):
+        req = Req(f"{rid}#{index}", prompt_ids, sampling)
+        req.finish_reason = FinishReason("abort", message=ENDED_BY_OPERATOR)
+        choices.append(Choice(req, rid, index, tokenizer, streams=False))
+    return choices

@@ -154,3 +154,32 @@ def test_change_that_fails_midway_ends_the_engine(error: Exception) -> None:
     pair.host._operations["update_weights"] = raising(error)
     with pytest.raises(type(error)):
         answer(pair, "update_weights")
+
+
+@pytest.mark.parametrize("names", [None, ["a"]])
+def test_operator_ends_requests_whose_grammars_are_compiled(names: list[str] | None) -> None:
+    pair, grammars, found = Pair(), Grammars(), list[RequestOutput]()
+    pair.host._grammars = cast(Any, grammars)
+    pair.engine.give_up = lambda names: 0  # type: ignore[attr-defined]
+
+    async def run() -> int:
+        first = pair.streams.generate([65], WITH_GRAMMAR, "a:job-0", False)
+        ended = asyncio.create_task(gather(first, found))
+        second = pair.streams.generate([65], WITH_GRAMMAR, "b:job2-0", True)
+        kept = asyncio.create_task(gather(second, []))
+        asked = asyncio.create_task(pair.streams.operate("give_up", names=names))
+        await settle()
+        pair.host.turn()
+        pair.pass_on()
+        await ended
+        await settle()
+        assert kept.done() == (names is None)
+        kept.cancel()
+        await asyncio.gather(kept, return_exceptions=True)
+        return int(await asked)
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == (2 if names is None else 1)
+    assert [one.index for one in found] == [0, 1]
+    assert all(one.finish_reason and one.finish_reason.kind == "abort" for one in found)
+    assert grammars.left == grammars.jobs, "those that were ended, and the one that its caller left"
+    assert not pair.host._open

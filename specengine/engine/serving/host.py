@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -25,7 +25,7 @@ from specengine.engine.background_capture import QuietTime
 from specengine.engine.grammar.pool import GrammarJob, GrammarPool
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
-from specengine.engine.outgoing import Choice
+from specengine.engine.outgoing import Choice, given_up, is_named
 from specengine.engine.serving.messages import (
     Abort,
     Answer,
@@ -105,7 +105,7 @@ class EngineHost:
         self._open: dict[str, Open] = {}
         self._operations: dict[str, Callable[..., Any]] = {
             "stats": lambda: engine.stats(),
-            "give_up": lambda names: engine.give_up(names),
+            "give_up": self._give_up,
             "flush_cache": lambda: engine.flush_cache(),
             "update_weights": lambda model, draft_model: engine.update_weights(model, draft_model),
             "sleep": lambda level: engine.sleep(level),
@@ -230,6 +230,17 @@ class EngineHost:
     def _refuse(self, one: Open, error: SpecEngineError) -> None:
         self._forget(one)
         one.front.outbox.reply(Refused.of(one.message.stream, error))
+
+    def _give_up(self, names: Sequence[str] | None) -> int:
+        """Engine.give_up, and of requests whose grammars are still compiled."""
+        count, tokenizer = 0, self._engine.parts.tokenizer
+        for one in list(self._open.values()):
+            if one.grammar is not None and (names is None or is_named(one.rid, names)):
+                one.grammar.cancel()
+                asked = one.message
+                self._collect(given_up(asked.rid, asked.prompt_ids, asked.sampling, tokenizer))
+                count += 1
+        return count + self._engine.give_up(names)
 
     def _abort(self, one: Open) -> None:
         if one.grammar is not None:
