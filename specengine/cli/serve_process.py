@@ -12,7 +12,13 @@ from specengine.cli.logs import set_up_logging
 from specengine.core.config import EngineConfig
 from specengine.core.trim import map_large_blocks, share_arenas
 from specengine.engine.garbage import frozen_objects, importing
-from specengine.server.processes.channel import Channel, StartEngine, StartFrontEnd
+from specengine.server.processes.channel import (
+    Channel,
+    Keys,
+    Message,
+    StartEngine,
+    StartFrontEnd,
+)
 
 if TYPE_CHECKING:
     from specengine.engine.loop import Engine
@@ -25,10 +31,9 @@ def main() -> int:
         signal.signal(one, signal.SIG_IGN)
     share_arenas()
     channel = Channel.of_descriptor(int(sys.argv[-1]))
-    received = channel.receive()
-    if received is None:
+    start, keys = receive_start(channel)
+    if start is None:
         return 1
-    start = received.message
     if isinstance(start, StartEngine):
         return run_engine(channel, start)
     assert isinstance(start, StartFrontEnd)
@@ -37,7 +42,18 @@ def main() -> int:
     with importing():
         from specengine.server.processes.front_end import run_front_end
 
-    return run_front_end(channel, start)
+    return run_front_end(channel, start, keys)
+
+
+def receive_start(channel: Channel) -> tuple[Message | None, list[str]]:
+    """What this process is to be, and the keys of the API, of a front end; None where the
+    supervisor has gone."""
+    keys: list[str] = []
+    while (received := channel.receive()) is not None:
+        if not isinstance(received.message, Keys):
+            return received.message, keys
+        keys += received.message.keys
+    return None, keys
 
 
 def run_engine(channel: Channel, start: StartEngine) -> int:

@@ -15,6 +15,7 @@ from specengine.core.errors import ConfigError
 
 # Seconds that connections get to close once nothing runs any more.
 ENDING = 10
+MOST_KEY = 16_384  # characters; a request's headers have no room for more
 
 
 def read_keys(config: ServerConfig) -> list[str]:
@@ -31,6 +32,12 @@ def read_keys(config: ServerConfig) -> list[str]:
                 f"--api-key-file {config.api_key_file} holds no key; write one a line"
             )
         keys += found
+    longest = max(map(len, keys), default=0)
+    if longest > MOST_KEY:
+        raise ConfigError(
+            f"a key of --api-key or --api-key-file has {longest} characters, and no request can "
+            f"carry more than {MOST_KEY}; give a shorter one"
+        )
     return keys
 
 

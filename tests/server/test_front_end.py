@@ -48,7 +48,7 @@ def test_engine_that_ends_while_a_front_end_loads_is_never_asked(
         heard: list[Received] = []
         ours, theirs = channel_pair()
         supervisor = Channel(theirs).watched(heard.append, lambda: None)
-        service, start = Service(config.limits), StartFrontEnd(config, "a", 0, 1, [], [])
+        service, start = Service(config.limits), StartFrontEnd(config, "a", 0, 1, [])
         one = FrontEnd(create_app(service, [], config.server), service, ours, start)
         one._mailbox = ours.watched(one._obey, lambda: None)
         supervisor.send(first)

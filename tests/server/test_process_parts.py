@@ -12,11 +12,13 @@ import msgspec
 import pytest
 import zmq
 
+from specengine.cli.serve_process import receive_start
 from specengine.core.config import EngineConfig, ServerConfig
 from specengine.core.errors import ConfigError, EngineStoppedError, RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import SamplingParams, SpecControl
 from specengine.engine.serving.messages import Generate, Request
+from specengine.server.listening import MOST_KEY
 from specengine.server.processes.acceptor import FILLED, choose
 from specengine.server.processes.alive import Alive
 from specengine.server.processes.channel import (
@@ -28,6 +30,7 @@ from specengine.server.processes.channel import (
     Received,
     StartFrontEnd,
     channel_pair,
+    messages_of,
 )
 from specengine.server.processes.children import LONGEST_PAUSE, Child, Restarts
 from specengine.server.processes.front_end import limits_of, load_tokenizer
@@ -109,6 +112,24 @@ def test_messages_and_descriptors_arrive_in_order_beyond_what_the_socket_holds()
     assert asyncio.run(run()) == [Beat(number) for number in range(300)]
 
 
+def test_keys_of_many_more_bytes_than_a_message_reach_a_front_end() -> None:
+    keys = [f"key-{number}-{'é' * 20}" for number in range(10_000)] + ["k" * MOST_KEY]
+    start = StartFrontEnd(EngineConfig(), "a", 0, 1, [])
+
+    async def run() -> Any:
+        ours, theirs = channel_pair()
+        mailbox = ours.watched(lambda _: None, lambda: None)
+        for one in (*messages_of(keys), start):
+            mailbox.send(one)
+        found = await asyncio.to_thread(receive_start, Channel(theirs))
+        mailbox.close()
+        theirs.close()
+        return found
+
+    assert asyncio.run(run()) == (start, keys)
+    assert [*messages_of([])] == []
+
+
 def test_failure_to_load_keeps_its_class() -> None:
     error = LoadFailed("ConfigError", "no such flag").error()
     assert isinstance(error, ConfigError)
@@ -130,7 +151,7 @@ def test_beats_are_seen_by_another_process(tmp_path: Path) -> None:
 def test_buffered_bytes_are_divided_but_leave_room_for_one_body() -> None:
     config = EngineConfig()
     limits = [
-        limits_of(StartFrontEnd(config, "a", 0, count, [], [])).max_buffered_bytes
+        limits_of(StartFrontEnd(config, "a", 0, count, [])).max_buffered_bytes
         for count in (1, 4, 1000)
     ]
     assert limits == [256 * 2**20, 64 * 2**20, config.limits.max_body_bytes]

@@ -169,3 +169,8 @@ def test_files_without_keys_are_refused(tmp_path: Path, content: bytes | None) -
     with pytest.raises(ConfigError, match="--api-key-file"):
         read_keys(ServerConfig(api_key_file=str(file)))
     assert read_keys(ServerConfig()) == []
+
+
+def test_key_that_no_request_can_carry_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"200000 characters.*give a shorter one"):
+        read_keys(ServerConfig(api_key="k" * 200_000))

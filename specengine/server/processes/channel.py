@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -47,15 +47,20 @@ class EngineInfo(Struct, tag="engine_info"):
     sampling_defaults: dict[str, float] = {}
 
 
+class Keys(Struct, tag="keys"):
+    """Keys of the API, before StartFrontEnd: as many of these as all keys need."""
+
+    keys: list[str]
+
+
 class StartFrontEnd(Struct, tag="start_front_end"):
-    """name: no two are the same. started: Unix time at which the server was. keys: of the API.
-    engines: those that serve now."""
+    """name: no two are the same. started: Unix time at which the server was. engines: those that
+    serve now."""
 
     config: EngineConfig
     name: str
     started: int
     num_front_ends: int
-    keys: list[str]
     engines: list[EngineInfo]
 
 
@@ -114,9 +119,8 @@ class Drained(Struct, tag="drained"):
     pass
 
 
-ToChild = (
-    StartEngine | StartFrontEnd | EngineInfo | EngineDown | Connection | FrontEndGone | Drain | Stop
-)
+ToFrontEnd = Keys | StartFrontEnd | EngineInfo | EngineDown | Connection | Drain | Stop
+ToChild = ToFrontEnd | StartEngine | FrontEndGone
 ToSupervisor = EngineInfo | LoadFailed | Up | Serves | Beat | Drained
 Message = ToChild | Up | Serves | Beat | Drained | LoadFailed
 
@@ -228,6 +232,20 @@ class Mailbox:
         for _, descriptors in self._waiting:
             _close(descriptors)
         self._waiting.clear()
+
+
+def messages_of(keys: Iterable[str]) -> Iterator[Keys]:
+    """In their order. keys: of at most listening.MOST_KEY characters each."""
+    part, num_bytes = list[str](), 0
+    for key in keys:
+        room = 5 + len(key.encode())  # with MessagePack's own bytes
+        if part and num_bytes + room > MAX_BYTES // 2:
+            yield Keys(part)
+            part, num_bytes = [], 0
+        part.append(key)
+        num_bytes += room
+    if part:
+        yield Keys(part)
 
 
 def _encode(message: Message) -> bytes:

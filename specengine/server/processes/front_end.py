@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,13 +44,13 @@ logger = logging.getLogger(__name__)
 BEAT = 1.0  # seconds
 
 
-def run_front_end(channel: Channel, start: StartFrontEnd) -> int:
-    """Serve until told to stop; the exit status. Ends with the supervisor."""
+def run_front_end(channel: Channel, start: StartFrontEnd, keys: Sequence[str]) -> int:
+    """Serve until told to stop; the exit status. Ends with the supervisor. keys: of the API."""
     config = start.config.server
     service = Service(limits_of(start))
     service.started = start.started
     tracing = otlp_provider(config.otlp_endpoint)  # what is left of it is sent at exit
-    app = create_app(service, start.keys, config, tracing)
+    app = create_app(service, keys, config, tracing)
     front_end = FrontEnd(app, service, channel, start)
     front_end.run(sockets=[])
     if tracing is not None:

@@ -30,6 +30,7 @@ from specengine.server.processes.channel import (
     StartFrontEnd,
     Stop,
     Up,
+    messages_of,
 )
 from specengine.server.processes.children import Child, Restarts, spawn
 from specengine.server.processes.engines import Engines, how_ended
@@ -150,16 +151,10 @@ class Supervisor:
             name = f"front-end-{next(self._numbers)}"
             child = await spawn(name, self.programs.front_end, variables, self._note)
             self.front_ends.append(child)
-            child.mailbox.send(
-                StartFrontEnd(
-                    self.config,
-                    name,
-                    self._started,
-                    self.num_front_ends,
-                    self.keys,
-                    self.engines.infos,
-                )
-            )
+            for part in messages_of(self.keys):
+                child.mailbox.send(part)
+            given = name, self._started, self.num_front_ends, self.engines.infos
+            child.mailbox.send(StartFrontEnd(self.config, *given))
             await self._see_off(child)
             self.front_ends.remove(child)
             self.engines.forget_front_end(name)
