@@ -44,6 +44,7 @@ class FakeEngine:
             model_name="fake",
             context_length=200,
             pooling=None,
+            sampling_defaults={},
         )
 
     @property

@@ -61,6 +61,7 @@ class ScriptedEngine:
             config=self.config,
             grammars=None,
             pooling=None,
+            sampling_defaults={},
         )
 
     @property
