@@ -45,6 +45,14 @@ def registered_verifiers() -> dict[str, TreeVerifier]:
     return {name: make_registered(name, SpecConfig()) for name in VERIFIERS}
 
 
+def has_two_sources(spec: SpecConfig) -> bool:
+    """Whether lookup stands beside a drafter of another kind: its `lookup` will be there. Two
+    lookup drafters are one source."""
+    if spec.algorithm is None or not spec.hybrid_suffix:
+        return False
+    return drafter_class(spec.algorithm).drafts_on != "lookup"
+
+
 def max_nodes(spec: SpecConfig) -> int:
     """The most nodes of a proposal, root included."""
     return 1 if spec.algorithm is None else spec.max_nodes

@@ -12,8 +12,18 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
-from specengine.engine.factories import keeps_logits, max_nodes
+from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.factories import drafter_class, has_two_sources, keeps_logits, max_nodes
 from specengine.engine.piecewise_build import piece_bytes
+from specengine.engine.round.kinds import (
+    Variants,
+    hybrid_steps,
+    hybrid_variants,
+    lookup_steps,
+    model_steps,
+    round_keys,
+)
+from specengine.engine.round.sampling import PLAIN
 from specengine.runner.fallbacks import (
     DRAFTER_NEEDS_HOST,
     PLANS_ON_HOST,
@@ -44,7 +54,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
     whole = GraphDemand(
         batch_sizes=graph.cuda_graph_bs,
         nodes=max_nodes(spec),
-        depths=_kinds_of_rounds(spec) * max(1, config.split.num_lanes),
+        depths=kinds_of_rounds(spec) * max(1, config.split.num_lanes),
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
@@ -64,14 +74,26 @@ def _kept_weights(spec: SpecConfig) -> int:
     return kept + (1 if spec.eagle_topk == 1 else 1 + -(-gone_on_with // spec.max_nodes))
 
 
-def _kinds_of_rounds(spec: SpecConfig) -> int:
-    """At most: five depths and a paused drafter, and smaller trees of those that draft. Beside
-    text: up to six depths, text's own among them, and six in which text drafts."""
-    if not spec.adaptive:
-        return 5 if spec.hybrid_suffix else 1
-    if spec.hybrid_suffix:
-        return 12
-    return 11 if spec.eagle_topk > 1 else 6
+def kinds_of_rounds(spec: SpecConfig) -> int:
+    """Of whole rounds that a batch size has a graph for, at most: where depths are chosen, a tree
+    is as large as it may be, and lookup's are no larger than chains. spec: resolved."""
+    if spec.algorithm is None:
+        return 1
+    kind, chooses, most = drafter_class(spec.algorithm), spec.adaptive, spec.max_nodes - 1
+    sizes: dict[int, list[int]] = {}
+    variants: Variants = []
+    own, may_pause = most if spec.num_steps is None else spec.num_steps, False
+    if kind.drafts_on == "lookup":
+        steps = lookup_steps(spec.max_nodes, lambda depth: 1 + depth)
+    elif has_two_sources(spec):
+        own = min(own, most)
+        steps = hybrid_steps(own, most, chooses)
+        variants = hybrid_variants(steps, own)
+    else:
+        steps, may_pause = model_steps(own, chooses), chooses and kind.can_pause
+        if chooses and (spec.eagle_topk > 1 or kind.load_draft is None):
+            sizes = smaller_sizes(steps, lambda _: spec.max_nodes)
+    return len(round_keys(1, PLAIN, steps, sizes, may_pause, variants))
 
 
 def add_ragged_graphs(

@@ -20,7 +20,7 @@ from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.forward_graphs_build import _kinds_of_rounds
+from specengine.engine.forward_graphs_build import kinds_of_rounds
 from specengine.engine.launched import Launched
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
@@ -477,7 +477,7 @@ def test_start_and_background_captures_are_all_that_rounds_need(
         pass
     captures, keys = rounds.counters["captures"], rounds.keys(1, PLAIN)
     assert captures == len(rounds.captured) == 2 * len(keys) * 3
-    assert len(keys) <= _kinds_of_rounds(replace(spec, adaptive=True)), "memory is kept for these"
+    assert len(keys) <= kinds_of_rounds(replace(spec, adaptive=True)), "memory is kept for these"
     prompts, drawn = (PROMPTS, SURE) if kind is None else (torn[folder], TORN)
     for count, most in ((4, 30), (2, 16), (1, 20)):
         for params in ([LONG] * count, [drawn] * count):

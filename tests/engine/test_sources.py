@@ -26,7 +26,7 @@ from specengine.engine.adaptive.acceptance import HybridAcceptance
 from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.cost_facts import _round_facts
-from specengine.engine.forward_graphs_build import _kinds_of_rounds
+from specengine.engine.forward_graphs_build import kinds_of_rounds
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pipeline_build import _depths
 from specengine.engine.round import lookup as lookup_module
@@ -445,7 +445,7 @@ def test_hybrid_rounds_have_a_key_for_each_mixture_of_sources(
     some, every = key_of(2, 3, 3), [key_of(2, n, 0) for n in sorted({3, most})]
     assert rounds.steps == sorted({3, most})
     assert rounds.keys(2, PLAIN) == [alone, *deep, some, *every]
-    assert len(rounds.keys(2, PLAIN)) <= _kinds_of_rounds(spec)
+    assert len(rounds.keys(2, PLAIN)) <= kinds_of_rounds(spec)
     monkeypatch.setattr(rounds.sampling, "features_of", lambda reqs: PLAIN)
     reqs: list[Any] = [None] * 2
 
@@ -505,7 +505,7 @@ def test_engine_learns_the_costs_of_hybrid_rounds(
     llm = make(folder, hybrid(base, **{"adaptive": True} | spec))
     made = made_of(llm)
     assert made.steps == steps
-    assert len(made.keys(64, PLAIN)) <= _kinds_of_rounds(llm.engine.parts.config.spec)
+    assert len(made.keys(64, PLAIN)) <= kinds_of_rounds(llm.engine.parts.config.spec)
     assert {key.num_nodes for key in made.keys(64, PLAIN)} == {None}
     assert not made.may_pause
     monkeypatch.setattr(

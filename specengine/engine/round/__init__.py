@@ -5,7 +5,7 @@ reference of the tests. round.py is the same round on device tensors alone, comp
 drafts (source.py the base class; device_draft.py, lookup.py, hybrid.py), the layout of the drafts
 (layouts.py), a rule of acceptance (rules.py) and what requests ask of sampling (sampling.py).
 executor.py captures such rounds in CUDA graphs and launches them. key.py says what one graph is
-captured for. Start with host.py, then round.py.
+captured for, kinds.py which keys there are. Start with host.py, then round.py.
 
 build.py composes the round of an engine; engine/pipeline.py launches the rounds of requests.
 Rounds without requests are launched beside engines that share experts (shared.py), and replayed

@@ -14,6 +14,7 @@ from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.hybrid import HybridDraft
+from specengine.engine.round.kinds import hybrid_steps, lookup_steps, model_steps
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.lookup import make_lookup
 from specengine.engine.round.round import Round
@@ -29,9 +30,6 @@ from specengine.engine.round.source import Source
 from specengine.kernels.accept.types import RoundState, Simulated
 from specengine.runner import fallbacks
 from specengine.runner.model_runner import ModelRunner
-
-_SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
-_BETWEEN = 3  # depth of drafts from lookup, beside the deepest and none
 
 
 class HostRoundsError(Exception):
@@ -132,23 +130,13 @@ def drafted_by(drafter: Drafter, batch_size: int, device: torch.device, chooses:
     the drafter needs the host in the middle of a round."""
     if drafter.drafts_on == "host":
         raise HostRoundsError(fallbacks.ROUND_NEEDS_HOST)
-    most = drafter.max_nodes - 1
     if drafter.drafts_on == "lookup":
         lookup = make_lookup(drafter, drafter, batch_size, device)
-        return DraftedBy(lookup, _lookup_steps(drafter, most))
+        nodes_of = drafter.num_tree_nodes if drafter.proposes_tree else lookup.num_nodes
+        return DraftedBy(lookup, lookup_steps(drafter.max_nodes, nodes_of))
     model = DeviceDraft(drafter.model_drafter)
-    shallower = [n for n in _SHALLOW if chooses]
     if drafter.lookup is None:
-        own = model.max_steps
-        return DraftedBy(model, [*(n for n in shallower if n < own), own])
+        return DraftedBy(model, model_steps(model.max_steps, chooses))
     hybrid = HybridDraft(model, make_lookup(drafter.lookup, drafter, batch_size, device), device)
-    own = hybrid.model_steps
-    return DraftedBy(hybrid, sorted({*(n for n in shallower if n < own), own, most}))
-
-
-def _lookup_steps(drafter: Drafter, most: int) -> list[int]:
-    """No drafts, the deepest, and a depth between where it costs less than the deepest."""
-    between = most > _BETWEEN
-    if drafter.proposes_tree:
-        between = drafter.num_tree_nodes(_BETWEEN) < drafter.max_nodes
-    return [0, *([_BETWEEN] if between else []), most]
+    steps = hybrid_steps(hybrid.model_steps, drafter.max_nodes - 1, chooses)
+    return DraftedBy(hybrid, steps)

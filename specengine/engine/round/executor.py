@@ -17,6 +17,7 @@ from specengine.core.transfer import sent
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import Agreement, InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.kinds import round_keys
 from specengine.engine.round.lanes import RoundLanes
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
@@ -94,15 +95,8 @@ class RoundExecutor:
 
     def keys(self, batch_size: int, features: SamplingFeatures) -> list[RoundKey]:
         """Keys of all rounds of one batch size."""
-        smaller = self.smaller_trees(batch_size).items()
-        keys = [
-            RoundKey(batch_size, k, features, num_nodes=n) for k, found in smaller for n in found
-        ]
-        keys += [RoundKey(batch_size, steps, features) for steps in self.steps]
-        if self.may_pause:
-            keys.append(RoundKey(batch_size, 0, features, paused=True))
-        variants = self.source.variants(self.steps)
-        return keys + [RoundKey(batch_size, k, features, model_steps=m) for k, m in variants]
+        sizes, variants = self.smaller_trees(batch_size), self.source.variants(self.steps)
+        return round_keys(batch_size, features, self.steps, sizes, self.may_pause, variants)
 
     def plain_key(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> RoundKey:
         """The key of greedy requests, paused where rounds without steps may be."""

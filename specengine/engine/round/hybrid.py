@@ -15,6 +15,7 @@ from specengine.core.spec import DraftProposal
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.draws import MixedWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.kinds import Variants, hybrid_variants
 from specengine.engine.round.lookup import LookupDraft, LookupTrees
 from specengine.engine.round.source import DraftOptions, Drafts, Source
 from specengine.kernels.tree.tree_shape import tree_shape
@@ -180,10 +181,8 @@ class HybridDraft(Source):
         deepest = [*map(max, plan.levels, own)]
         return plan._replace(levels=deepest, model_steps=max(own), from_lookup=from_lookup)
 
-    def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
-        """Deeper than the model, drafts come from lookup in any case."""
-        some = [(n, n) for n in steps if 0 < n <= self.model_steps]
-        return [*some, *((n, 0) for n in steps if n >= self.model_steps)]
+    def variants(self, steps: list[int]) -> Variants:
+        return hybrid_variants(steps, self.model_steps)
 
     def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
         if plan.model_steps is None:

@@ -14,6 +14,7 @@ from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.round.draws import DraftWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.kinds import Variants
 from specengine.kernels.tree.types import DraftTree, TreeLimits
 
 
@@ -116,7 +117,7 @@ class Source(ABC):
         not made in the round. The next `send` takes their place."""
         return
 
-    def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
+    def variants(self, steps: list[int]) -> Variants:
         """num_steps and model_steps of further keys, beside (k, None) of each number of steps."""
         return []
 
