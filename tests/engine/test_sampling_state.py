@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
+from specengine.engine.round import shared
 from specengine.engine.round.sampling import PLAIN, SamplingFeatures, SamplingState, rows_of
 
 
@@ -63,3 +65,22 @@ def test_request_without_a_row_has_no_round() -> None:
     reqs[1].req_pool_idx = None
     with pytest.raises(AssertionError, match="no row"):
         rows_of(reqs)
+
+
+class SixFeatures(NamedTuple):
+    first: bool
+    second: bool
+    third: bool
+    fourth: bool
+    fifth: bool
+    sixth: bool
+
+
+@pytest.mark.parametrize("kind", [SamplingFeatures, SixFeatures])
+def test_all_features_are_told_to_engines_that_share_experts(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one integer."""
+    monkeypatch.setattr(shared, "SamplingFeatures", kind)
+    for flags in product((False, True), repeat=len(kind._fields)):
+        assert shared._features_of(shared._code_of(kind(*flags))) == flags

@@ -63,4 +63,5 @@ def _code_of(features: SamplingFeatures) -> int:
 
 
 def _features_of(code: int) -> SamplingFeatures:
-    return SamplingFeatures(*(bool(code >> place & 1) for place in range(5)))
+    num_features = len(SamplingFeatures._fields)
+    return SamplingFeatures(*(bool(code >> place & 1) for place in range(num_features)))
