@@ -85,16 +85,16 @@ class RoundDepths:
         in_flight, choice = done.in_flight, done.choice
         self.chooser.observe(
             RoundObservation(
-                len(in_flight.reqs),
-                choice.num_steps,
-                result.num_drafted,
-                result.num_accepted,
-                choice.num_nodes,
-                result.path_ranks,
-                done.limits,
-                in_flight.plan.from_lookup,
-                took,
-                done.drafting,
+                batch_size=len(in_flight.reqs),
+                num_steps=choice.num_steps,
+                num_drafted=result.num_drafted,
+                num_accepted=result.num_accepted,
+                num_nodes=choice.num_nodes,
+                path_ranks=result.path_ranks,
+                limits=done.limits,
+                from_lookup=in_flight.plan.from_lookup,
+                seconds=took,
+                drafting_seconds=done.drafting,
             )
         )
 

@@ -44,12 +44,12 @@ class AdaptiveRound:
         seconds = perf_counter() - start
         result.depth = choice
         observation = RoundObservation(
-            batch.batch_size,
-            depth,
-            result.num_drafted,
-            result.num_accepted,
-            choice.num_nodes,
-            result.path_ranks,
+            batch_size=batch.batch_size,
+            num_steps=depth,
+            num_drafted=result.num_drafted,
+            num_accepted=result.num_accepted,
+            num_nodes=choice.num_nodes,
+            path_ranks=result.path_ranks,
             limits=depths_within(batch.reqs, depth),
             from_lookup=inner.from_lookup,
             seconds=None if self.is_disturbed() else seconds,
