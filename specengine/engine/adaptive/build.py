@@ -71,7 +71,7 @@ def deepest(spec: SpecConfig, drafter: Drafter) -> int:
     nodes. spec: resolved."""
     if spec.algorithm is None:
         return 0
-    model_steps = None if spec.hybrid_suffix else spec.num_steps
+    model_steps = spec.num_steps if drafter.lookup is None else None
     return drafter.max_nodes - 1 if model_steps is None else model_steps
 
 
