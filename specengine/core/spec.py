@@ -78,10 +78,14 @@ class Verifier(Protocol):
     target.verify.base.TreeVerifier: the engine reads its other fields too.
 
     device_rule: how rounds on the device decide as it does; None where they cannot.
+    text_depends_on_drafts: whether the tokens of a seed depend on which drafts were verified.
     """
 
     @property
     def device_rule(self) -> str | None: ...
+
+    @property
+    def text_depends_on_drafts(self) -> bool: ...
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch: ...
 

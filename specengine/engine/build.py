@@ -178,7 +178,7 @@ def build_engine(
     engine.weights.pieces = add_pieces(config.graph, runner, phases, ranks, wants_pieces)
     engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
-    text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
+    text_depends_on_drafts = engine.parts.verifier.text_depends_on_drafts
     engine.ragged_counters |= add_draft_loops(
         config, engine.drafter, text_depends_on_drafts, runner.sharers is not None
     )

@@ -11,6 +11,7 @@ from specengine.draft.empty import EmptyDrafter
 from specengine.engine.factories import make_verifier, registered_verifiers
 from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import CHAIN, TREE
+from specengine.engine.tracing.one_token import OneTokenVerifier
 
 RULES = registered_verifiers()
 CERTAIN = EmptyDrafter()
@@ -39,3 +40,9 @@ def test_rules_that_weigh_drafts_need_sampled_ones(name: str) -> None:
 def test_rules_for_chains_refuse_trees(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--speculative-verify {name} verifies chains.*sibling"):
         make_verifier(SpecConfig(verify=name), SAMPLED_TREE)
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_verifier_of_traces_of_every_position_says_what_the_one_in_it_says(name: str) -> None:
+    inner = RULES[name]
+    assert OneTokenVerifier(inner).text_depends_on_drafts == inner.text_depends_on_drafts

@@ -19,6 +19,10 @@ class OneTokenVerifier:
 
     verifier: Verifier
 
+    @property
+    def text_depends_on_drafts(self) -> bool:
+        return self.verifier.text_depends_on_drafts
+
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
         return self.verifier.prepare(batch, proposal)
 
