@@ -16,10 +16,10 @@ from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
 from specengine.core.graph_config import GraphConfig
 from specengine.core.model import DecoderModel
-from specengine.core.parallel import Link, NoLink, split_over
+from specengine.core.parallel import Link, NoLink
 from specengine.core.platform import platform_of
 from specengine.core.region import in_region
-from specengine.core.sharing import ExpertSharers, evenly, sharing_experts
+from specengine.core.sharing import ExpertSharers, evenly
 from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
@@ -40,7 +40,7 @@ from specengine.engine.piecewise_build import add_pieces
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
-from specengine.engine.resolve import resolve, resolve_device, torch_dtype
+from specengine.engine.resolve import resolve, resolve_device
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.sharing import (
     Meeting,
@@ -58,6 +58,7 @@ from specengine.engine.split_build import (
     join_pipeline,
     use_lanes,
 )
+from specengine.engine.target_build import load_target
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
@@ -66,7 +67,7 @@ from specengine.memory.radix_cache import RadixCache
 from specengine.runner.attention import make_attention_backends
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.fallbacks import NoGraphs
-from specengine.runner.loader.load import check_quantization, load_model, model_class_of
+from specengine.runner.loader.load import check_quantization, model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
@@ -108,18 +109,8 @@ def load(
         tokenizer = load_tokenizer(source, config.model.chat_template)
     device = torch.device(config.model.device)
     region = platform_of(device).new_region() if config.memory.enable_sleep_mode else None
-    weights, place = phases.phase("load weights"), in_region(region)
-    with weights, split_over(link.communicator), sharing_experts(sharers), place:
-        model = load_model(
-            source,
-            find_model_class,
-            torch_dtype(config.model.dtype),
-            device,
-            config.model.quantization,
-            config.model.random_seed,
-            config.model.context_length,
-            fp8_kv=config.model.kv_cache_dtype == "fp8",
-        )
+    with phases.phase("load weights"), in_region(region):
+        model = load_target(source, config.model, device, link.communicator, sharers)
     config = _resolved(given, source, model)
     parts = source, config, cast(DecoderModel, model), tokenizer, link
     return LoadedModel(*parts, region, sharers)

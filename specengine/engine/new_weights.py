@@ -17,19 +17,17 @@ from torch import Tensor, nn
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, ModelLoadError, SpecEngineError
 from specengine.core.model import DecoderModel
-from specengine.core.parallel import on_all, split_over
-from specengine.core.sharing import sharing_experts
+from specengine.core.parallel import on_all
 from specengine.draft.loaded import LoadedDraft
 from specengine.engine.draft_build import load_draft
 from specengine.engine.phases import Phases
-from specengine.engine.resolve import torch_dtype
+from specengine.engine.target_build import load_target
 from specengine.layers.in_place import check_alike, put_weights, refresh_head
-from specengine.runner.loader.load import load_model, quantization_of
+from specengine.runner.loader.load import quantization_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.piecewise.forwards import PiecewiseForwards
-from specengine.target.registry import find_model_class
 
 logger = logging.getLogger(__name__)
 
@@ -176,19 +174,14 @@ class RunningWeights:
         model, device = self.loaded.config.model, self.loaded.device
         # Random weights are other ones on another device.
         on_host = quantization_of(source, model.quantization) is None and not source.is_dummy
-        ranks, sharers = self.loaded.link.communicator, self.loaded.sharers
-        with split_over(ranks), sharing_experts(sharers):
-            made = load_model(
-                source,
-                find_model_class,
-                torch_dtype(model.dtype),
-                torch.device("cpu") if on_host else device,
-                model.quantization,
-                model.random_seed,
-                model.context_length,
-                fp8_kv=model.kv_cache_dtype == "fp8",
-                packs=device.type == "cpu",
-            )
+        made = load_target(
+            source,
+            model,
+            torch.device("cpu") if on_host else device,
+            self.loaded.link.communicator,
+            self.loaded.sharers,
+            packs=device.type == "cpu",
+        )
         check_alike(cast(nn.Module, self.loaded.model), made)
         return made
 
