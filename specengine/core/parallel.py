@@ -131,6 +131,30 @@ class NoLink:
         return make()
 
 
+AS_RANK_0 = "as rank 0 has chosen"  # the reason of a choice, on every other rank
+
+
+def chosen_on_rank_0(
+    link: Link,
+    choose: Callable[[], T],
+    to_numbers: Callable[[T], tuple[int, ...]],
+    from_numbers: Callable[..., T],
+) -> T:
+    """What `choose` gives on rank 0, where alone it is called. to_numbers: what the other ranks are
+    told of it; there, from_numbers(*numbers) takes its place. All ranks call this at the same
+    place."""
+    if link.communicator.size == 1:
+        return choose()
+    made: list[T] = []
+
+    def numbers() -> tuple[int, ...]:
+        made.append(choose())
+        return to_numbers(made[0])
+
+    told = link.decide(numbers)
+    return made[0] if made else from_numbers(*told)
+
+
 _splitting: ContextVar[Communicator] = ContextVar("splitting", default=NoLink.communicator)
 
 

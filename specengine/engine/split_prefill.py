@@ -13,7 +13,7 @@ import torch
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.parallel import Link, NoLink
+from specengine.core.parallel import AS_RANK_0, Link, NoLink, chosen_on_rank_0
 from specengine.core.request import Req
 from specengine.core.transfer import int64, sent
 from specengine.engine.round.lanes import RoundLanes
@@ -237,15 +237,12 @@ class SplitPrefills:
         waiting = waiting_tokens(self.scheduler.queues) + sum(one.num_tokens for one in others)
         left = self.runner.model.num_layers - job.on_device.split_index
         queue = PromptQueue(job.num_tokens, left, waiting)
-        made: list[SplitDecision] = []
-
-        def choose() -> tuple[int]:
-            """On rank 0 alone: by its clock."""
-            made.append(self.policy.decide(queue, len(self.scheduler.queues.running)))
-            return (made[0].layers,)
-
-        (layers,) = self.link.decide(choose)
-        return made[0] if made else SplitDecision(layers, None, "as rank 0 has chosen")
+        return chosen_on_rank_0(  # by its clock
+            self.link,
+            lambda: self.policy.decide(queue, len(self.scheduler.queues.running)),
+            lambda decision: (decision.layers,),
+            lambda layers: SplitDecision(layers, None, AS_RANK_0),
+        )
 
     @torch.inference_mode()
     def _send(self, batch: ScheduleBatch) -> ForwardBatch:
