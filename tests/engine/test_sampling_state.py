@@ -41,10 +41,10 @@ def test_features_of_other_requests_are_found_anew(state: SamplingState) -> None
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("greedy_too", [False, True])
 def test_stochastic_rule_decides_where_a_request_samples(
-    stochastic: bool, greedy_too: bool, state: SamplingState
+    stochastic: bool, greedy_too: bool
 ) -> None:
     """And for greedy requests under rules that say so."""
-    state.stochastic, state.stochastic_greedy = stochastic, greedy_too
+    state = SamplingState(8, 100, 40, torch.device("cpu"), stochastic, greedy_too)
     greedy, warm = make_req(1, temperature=0.0), make_req(2, temperature=0.7)
     assert state.features_of([greedy]) == state.greedy == SamplingFeatures(stochastic=greedy_too)
     expected = SamplingFeatures(samples=True, stochastic=stochastic)

@@ -100,7 +100,9 @@ def compose(
     if source.is_tree:
         sizes = set[int]().union(*(source.tree_sizes(one) for one in steps if one))
         layout = Branching(sizes, largest, device)
-    sampling = SamplingState(num_rows, context, runner.model.vocab_size, device)
+    judges, judges_greedy = rule is not None, rule is not None and rule.greedy_too
+    vocab_size = runner.model.vocab_size
+    sampling = SamplingState(num_rows, context, vocab_size, device, judges, judges_greedy)
     commit = Commit(state, context, Simulated.of(forced_length))
     round = Round(runner, commit, source, layout, rule, sampling)
     return RoundExecutor(round, steps, batch_sizes, padding, may_pause)

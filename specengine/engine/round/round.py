@@ -71,7 +71,7 @@ class Round:
         rule: Rule | None,
         sampling: SamplingState,
     ) -> None:
-        """runner: of the target. sampling: of this round alone."""
+        """runner: of the target. sampling: of this round alone, made for the same rule."""
         self.runner = runner
         self.commit = commit
         self.source = source
@@ -91,8 +91,6 @@ class Round:
         if rule is not None and source.emits_probs and source.model_is_tree:
             shape = batch_size, source.tree_topk, source.model_steps
             self._tree_keys = TreeKeys.of(*shape, device)
-        sampling.stochastic = rule is not None
-        sampling.stochastic_greedy = rule is not None and rule.greedy_too
 
     def prepare(self, features: SamplingFeatures) -> None:
         """Before a graph is captured: tables that are made in a capture are the graph's own."""

@@ -43,10 +43,19 @@ class SamplingState:
     comes to a row; and the logit edits of requests. The position in the output follows from the
     length that the round goes by."""
 
-    def __init__(self, num_rows: int, context: int, vocab_size: int, device: torch.device) -> None:
-        """context: the most tokens of a request."""
-        self.stochastic = False  # whether sampling needs the stochastic rule; set by the round
-        self.stochastic_greedy = False  # whether greedy requests need it too
+    def __init__(
+        self,
+        num_rows: int,
+        context: int,
+        vocab_size: int,
+        device: torch.device,
+        stochastic: bool = False,
+        stochastic_greedy: bool = False,
+    ) -> None:
+        """context: the most tokens of a request. stochastic: whether batches in which a request
+        samples need the round's rule. stochastic_greedy: whether batches of greedy requests do."""
+        self.stochastic = stochastic
+        self.stochastic_greedy = stochastic_greedy
         self.context = context
         self.table = ChoiceTable.of(num_rows, device)
         # By row: tokens, prompt and output together, at which requests end at the latest.
