@@ -18,6 +18,7 @@ from specengine.core.sharing import ExpertSharers
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.shared import AgreedRounds
 from specengine.layers.sparse_mlp import SparseMLP
+from specengine.runner.communicators.lost import RanksLostError
 from specengine.runner.model_runner import ModelRunner
 
 _PAUSE = 1e-3  # seconds between steps in which no rank had anything to do
@@ -66,9 +67,9 @@ def shared_step(
     try:
         step()
         is_busy = sharers.end_step() or has_work()
-    except RuntimeError as error:
-        if "onnection" not in str(error):
-            raise
+    except RanksLostError as error:
+        if error.ranks not in (sharers.communicator, sharers.experts):
+            raise  # a rank of this engine, whose watch says how it ended
         raise EngineStoppedError("another engine that shares experts has ended") from error
     if not is_busy:
         time.sleep(_PAUSE)

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import FileStore
 from specengine.core.parallel import Communicator
 from specengine.runner.communicators import host_memory
 from specengine.runner.communicators.host_memory import HostMemoryCommunicator
+from specengine.runner.communicators.lost import RanksLostError
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
 from tests.support.waiting import until
 
@@ -123,7 +124,7 @@ def test_rank_that_is_aborted_waits_no_longer(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(first.all_reduce, torch.ones(3))
         first.abort()
-        with pytest.raises(RuntimeError, match="another rank has ended"):
+        with pytest.raises(RanksLostError, match="another rank has ended"):
             waiting.result()
 
 
@@ -132,5 +133,24 @@ def test_rank_that_never_comes_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(host_memory, "_PATIENCE", 0.0)
     first, _ = by_memory(tmp_path, 2)
-    with pytest.raises(RuntimeError, match="has not come to a collective"):
+    with pytest.raises(RanksLostError, match="has not come to a collective"):
         first.greatest([1])
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda ranks: ranks.greatest([1]),
+        lambda ranks: ranks.all_reduce(torch.ones(3)),
+        lambda ranks: ranks.all_gather(torch.ones(3)),
+    ],
+)
+def test_collective_whose_other_ranks_have_ended_says_whose_it_was(
+    collective: Callable[[Communicator], Any], tmp_path: Path
+) -> None:
+    """By its type: what PyTorch says may change."""
+    ranks = by_gloo(tmp_path)
+    del ranks[1:]
+    with pytest.raises(RanksLostError) as raised:
+        collective(ranks[0])
+    assert raised.value.ranks is ranks[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specengine.core.parallel import Communicator
 from specengine.core.shared_words import Words, unnamed_file, wait_for
+from specengine.runner.communicators.lost import RanksLostError
 
 _LINE = 64  # bytes of a counter, which has a cache line of its own
 _PART = 1 << 20  # bytes of a tensor that move at once
@@ -90,6 +91,7 @@ class HostMemoryCommunicator(Communicator):
 
     def _check(self) -> None:
         if self._is_aborted:
-            raise RuntimeError("another rank has ended amid a collective")
+            raise RanksLostError("another rank has ended amid a collective", self)
         if time.monotonic() > self._deadline:
-            raise RuntimeError(f"another rank has not come to a collective in {_PATIENCE:.0f} s")
+            message = f"another rank has not come to a collective in {_PATIENCE:.0f} s"
+            raise RanksLostError(message, self)

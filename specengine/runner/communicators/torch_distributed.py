@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
 
 from specengine.core.parallel import FAILED_EXIT, Communicator
 from specengine.kernels.precompile import current
+from specengine.runner.communicators.lost import RanksLostError
 
 _PATIENCE = timedelta(minutes=10)  # a rank may load or capture while others wait
 
@@ -65,7 +66,7 @@ class TorchCommunicator(Communicator):
         options = AllreduceOptions()
         options.asyncOp = False
         x = x.contiguous()
-        _wait(self._group.allreduce([x], options))
+        self._wait(self._group.allreduce([x], options))
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -74,14 +75,14 @@ class TorchCommunicator(Communicator):
         out = x.new_empty(self.size * x.numel())
         options = AllgatherOptions()
         options.asyncOp = False
-        _wait(self._group._allgather_base(out, x.flatten(), options))
+        self._wait(self._group._allgather_base(out, x.flatten(), options))
         return out.view(self.size, *x.shape)
 
     def greatest(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(list(numbers), dtype=torch.int64)
         options = AllreduceOptions()
         options.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
-        _wait(self._host.allreduce([found], options))
+        self._wait(self._host.allreduce([found], options))
         return [int(one) for one in found]
 
     def abort(self) -> None:
@@ -92,15 +93,19 @@ class TorchCommunicator(Communicator):
             atexit.register(_leave)
             self._group.abort()
 
+    def _wait(self, work: Any) -> None:
+        """None: it was enqueued on the current stream."""
+        if work is None:
+            return
+        try:
+            work.wait()
+        except RuntimeError as error:  # PyTorch's has no type of its own
+            message = f"a collective of {self.size} ranks failed: {error}"
+            raise RanksLostError(message, self) from error
+
 
 def _leave() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(FAILED_EXIT)
-
-
-def _wait(work: Any) -> None:
-    """None: it was enqueued on the current stream."""
-    if work is not None:
-        work.wait()
