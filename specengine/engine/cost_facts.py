@@ -18,7 +18,6 @@ from specengine.core.version import __version__
 from specengine.draft.loaded import LoadedDraft
 from specengine.draft.zoo.shipped import draft_path_of
 from specengine.engine.adaptive.cost_file import CostFile, Facts
-from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.loop import Engine
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.timing import max_context
@@ -91,7 +90,7 @@ def apply_cost_file(costs: CostFile | None, engine: Engine, rounds: RoundExecuto
 def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
     """What its rounds teach is kept when the engine is closed, is gone, or the process ends."""
     chooser = next(engine.choosers(), None)
-    if costs is not None and chooser is not None and isinstance(chooser.costs, RunningCosts):
+    if costs is not None and chooser is not None and not chooser.costs.is_fixed:
         engine.at_end = weakref.finalize(engine, costs.keep_learned, chooser.costs)
 
 

@@ -17,7 +17,6 @@ from specengine.engine.adaptive.costs import (
     ContextCost,
     Costs,
     Curve,
-    RunningCosts,
     StepCosts,
     ascending,
 )
@@ -149,12 +148,12 @@ class CostFile:
 
     def start(self, costs: Costs) -> None:
         """Learned costs start from the table of the file, if there is one."""
-        if isinstance(costs, RunningCosts) and self.table is not None:
+        if not costs.is_fixed and self.table is not None:
             costs.start_from(self.table)
             logger.info("round costs: what was learned before, from %s", self.path)
 
-    def keep_learned(self, costs: RunningCosts) -> None:
-        table = costs.table()
+    def keep_learned(self, costs: Costs) -> None:
+        table = costs.learned()
         if table is None:
             logger.info("round costs: too few rounds have run to keep anything in %s", self.path)
         else:

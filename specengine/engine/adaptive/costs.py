@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -51,7 +52,49 @@ class ContextCost:
         return whole / self.tokens
 
 
-class StepCosts:
+class Costs(ABC):
+    """Seconds of a round. What is not overridden is so for costs that rounds do not change."""
+
+    is_fixed: bool  # rounds that run do not change them
+
+    @abstractmethod
+    def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
+        """Seconds of a round. depth: num_steps, or its mean where requests draft differently.
+        num_nodes: as in DraftShape. None where they are not known."""
+
+    @abstractmethod
+    def is_reliable(self, batch_size: int, shape: DraftShape) -> bool:
+        """Whether the cost is known well enough to act on."""
+
+    def is_given(self, batch_size: int) -> bool:
+        """Whether costs of this size were there from the start."""
+        return True
+
+    def record(
+        self,
+        batch_size: int,
+        num_steps: int,
+        num_levels: int,
+        seconds: float,
+        num_nodes: int | None = None,
+    ) -> None:
+        """Learn from a round. num_steps: as chosen. num_levels: drafted, summed over the batch."""
+        return
+
+    def set_context_length(self, tokens: float) -> bool:
+        """Costs are those of this context length from now on. Returns whether they change."""
+        return False
+
+    def start_from(self, table: StepCosts) -> None:
+        """Take each cost of the table as one measurement; none is reliable by it."""
+        return
+
+    def learned(self) -> StepCosts | None:
+        """What rounds have taught, for the next start; None where that is nothing."""
+        return None
+
+
+class StepCosts(Costs):
     """A table of costs, measured beforehand. Rounds that run do not change it."""
 
     is_fixed = True
@@ -63,8 +106,8 @@ class StepCosts:
         context_cost: ContextCost | None = None,
     ) -> None:
         """seconds: by batch size and num_steps; 0 and at least one more in each curve.
-        smaller_trees: the same by num_nodes first; 0 may be missing. context_cost: None where
-        the cost does not depend on the context.
+        smaller_trees: by num_nodes, batch size and num_steps; 0 may be missing. context_cost: None
+        where the cost does not depend on the context.
 
         Raises ValueError for a table that gives no answer."""
         self.notes: dict[str, object] = {}  # other keys of its file
@@ -93,8 +136,7 @@ class StepCosts:
         return True
 
     def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
-        """Seconds of a round. depth: num_steps, or its mean where requests draft differently.
-        num_nodes: as in DraftShape. None for a size of trees that was never measured."""
+        """Seconds of a round; None for a size of trees that was never measured."""
         found = self._without_context(batch_size, depth, num_nodes)
         if found is None or self.context_cost is None:
             return found
@@ -119,7 +161,6 @@ class StepCosts:
         return along({size: along(rows[size], depth) for size in near}, batch_size)
 
     def is_reliable(self, batch_size: int, shape: DraftShape) -> bool:
-        """Whether the cost is known well enough to act on."""
         return True
 
 
@@ -156,7 +197,7 @@ class _LearnedRow:
     runs: dict[DraftShape, list[int]] = field(default_factory=dict)  # the last few rounds of each
 
 
-class RunningCosts:
+class RunningCosts(Costs):
     """Costs learned from the rounds: medians over the last ones (the lower one of an even number,
     so that of two rounds a slow one does not count), by the levels that were drafted, by batch
     sizes up to the next power of two, and by the nodes that trees were cut to. What was measured
@@ -178,7 +219,6 @@ class RunningCosts:
         seconds: float,
         num_nodes: int | None = None,
     ) -> None:
-        """num_steps: as chosen. num_levels: drafted, summed over the batch."""
         row = self._rows.setdefault(bucket(batch_size), _LearnedRow())
         row.round += 1
         shape = DraftShape(num_steps, num_nodes)
@@ -188,8 +228,8 @@ class RunningCosts:
         curve.record(place, seconds, row.round)
 
     def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
-        """Arguments as to StepCosts.of. None until rounds of this size have run with such drafts
-        and without, unless the device's seconds are known."""
+        """Seconds of a round; None until rounds of this size have run with such drafts and without,
+        unless the device's seconds are known."""
         learned = self._learned(batch_size, depth, num_nodes)
         if learned is None and self._device is not None:
             return self._device.of(batch_size, depth, num_nodes)
@@ -207,12 +247,10 @@ class RunningCosts:
         return along(seconds, _CELLS * depth) if len(seconds) > 1 else None
 
     def is_given(self, batch_size: int) -> bool:
-        """Whether costs of this size were there from the start."""
         row = self._rows.get(bucket(batch_size))
         return row is not None and row.is_given
 
     def start_from(self, table: StepCosts) -> None:
-        """Take each cost of the table as one measurement; none is reliable by it."""
         for num_nodes, curves in ((None, table.seconds), *table.smaller_trees.items()):
             for size, curve in curves.items():
                 row = self._rows.setdefault(bucket(size), _LearnedRow())
@@ -221,7 +259,7 @@ class RunningCosts:
                     place = row.curves.setdefault(num_nodes if depth else None, _LearnedCurve())
                     place.record(_CELLS * depth, seconds, row.round)
 
-    def table(self) -> StepCosts | None:
+    def learned(self) -> StepCosts | None:
         """Costs of the batch sizes that have run for a while, at whole depths up to those that were
         drafted; None where there are none."""
         whole: dict[int, Curve] = {}
@@ -240,13 +278,9 @@ class RunningCosts:
         return StepCosts(whole, smaller) if whole else None
 
     def is_reliable(self, batch_size: int, shape: DraftShape) -> bool:
-        """Whether the cost is known well enough to act on."""
         row = self._rows.get(bucket(batch_size))
         runs = [] if row is None else row.runs.get(shape, [])
         return row is not None and len(runs) == _RELIABLE and row.round - runs[0] <= _STALE
-
-
-Costs = StepCosts | RunningCosts
 
 
 def bucket(batch_size: int) -> int:

@@ -8,7 +8,7 @@ from specengine.core.request import Req
 from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.choose import MIN_ROUNDS, BucketState, Chooser, decide
-from specengine.engine.adaptive.costs import PLAIN, Costs, RunningCosts, StepCosts, bucket
+from specengine.engine.adaptive.costs import PLAIN, Costs, RunningCosts, bucket
 from specengine.engine.adaptive.estimate import Estimate, Estimator, HostSeconds, all_shapes
 
 
@@ -60,7 +60,7 @@ class AdaptiveSteps:
         state = self._bucket(batch_size)
         state.round += 1
         decision = None
-        if isinstance(self.costs, RunningCosts) and not self.costs.is_given(batch_size):
+        if not self.costs.is_given(batch_size):
             decision = self._chooser.first_try(state, batch_size)
         if decision is None:
             decision = self._chooser.choose(state, batch_size, self.estimator.of(batch_size))
@@ -78,8 +78,8 @@ class AdaptiveSteps:
             return
         if has_drafts:
             self.estimator.observe(observation)
-        if isinstance(self.costs, RunningCosts):
-            self._learn_cost(self.costs, observation)
+        if not self.costs.is_fixed:
+            self._learn_cost(observation)
         self._account(state, observation)
 
     def observe_host(self, batch_size: int, shape: DraftShape, seconds: float) -> None:
@@ -91,7 +91,7 @@ class AdaptiveSteps:
     def set_context_length(self, batch_size: int, tokens: float) -> bool:
         """Tell the mean context length of the requests of the next rounds. Returns whether costs
         change by it, and drafts pay with the new ones."""
-        if not isinstance(self.costs, StepCosts) or not self.costs.set_context_length(tokens):
+        if not self.costs.set_context_length(tokens):
             return False
         self.estimator.costs_changed()
         found = self.estimator.of(batch_size)
@@ -149,10 +149,10 @@ class AdaptiveSteps:
         is_new = state.round - state.changed < MIN_ROUNDS
         return not observation.num_steps or not (is_new or self.acceptance.is_hybrid)
 
-    def _learn_cost(self, costs: RunningCosts, one: RoundObservation) -> None:
+    def _learn_cost(self, one: RoundObservation) -> None:
         if one.seconds is not None:
             levels = sum(self.acceptance.levels(one)) if one.num_steps else 0
-            costs.record(one.batch_size, one.num_steps, levels, one.seconds, one.num_nodes)
+            self.costs.record(one.batch_size, one.num_steps, levels, one.seconds, one.num_nodes)
             self.estimator.costs_changed()
 
     def _account(self, state: BucketState, one: RoundObservation) -> None:

@@ -161,7 +161,7 @@ def test_rounds_of_the_host_do_not_take_the_devices_costs(
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
     assert isinstance(adaptive.chooser.costs, RunningCosts)
-    assert adaptive.chooser.costs.table() is None
+    assert adaptive.chooser.costs.learned() is None
     path.write_text('{"seconds": {"1": {"0": 1, "3": 2}}}')
     start = Start(target, layer, monkeypatch)
     adaptive = start.llm.engine.parts.adaptive

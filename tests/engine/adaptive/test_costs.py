@@ -155,7 +155,7 @@ def taught(rounds: int = 12) -> RunningCosts:
 def test_learned_costs_make_a_table_of_whole_depths() -> None:
     """As far as was drafted, and of batch sizes that have run with drafts and without."""
     costs = taught()
-    table = costs.table()
+    table = costs.learned()
     assert table is not None
     assert table.seconds == {
         1: {0: 1.0, 1: 1.5, 2: 2.0, 3: 2.5, 4: 3.0},
@@ -163,19 +163,19 @@ def test_learned_costs_make_a_table_of_whole_depths() -> None:
     }
     assert table.smaller_trees.keys() == {5}
     assert table.smaller_trees[5][8][3] == pytest.approx(costs.of(8, 3, 5))
-    assert taught(2).table() is None
-    assert RunningCosts().table() is None
+    assert taught(2).learned() is None
+    assert RunningCosts().learned() is None
 
 
 def test_learning_starts_from_a_table_and_goes_on() -> None:
-    table, costs = taught().table(), RunningCosts()
+    table, costs = taught().learned(), RunningCosts()
     assert table is not None
     costs.start_from(table)
     for size, depth, nodes in [(1, 0, None), (1, 3, None), (7, 2, None), (7, 2, 5)]:
         assert costs.of(size, depth, nodes) == pytest.approx(taught().of(size, depth, nodes))
     assert (costs.is_given(1), costs.is_given(5), costs.is_given(2)) == (True, True, False)
     assert not costs.is_reliable(1, DraftShape(4))
-    again = costs.table()
+    again = costs.learned()
     assert again is not None
     assert (again.seconds, again.smaller_trees) == (table.seconds, table.smaller_trees)
     for _ in range(9):
@@ -193,7 +193,7 @@ def test_the_devices_costs_count_until_rounds_have_run() -> None:
         costs.record(3, 0, 0, 4.0)
     assert [costs.of(3, depth) for depth in range(3)] == [4.0, 5.0, 6.0]
     assert costs.of(16, 2) == 2.0
-    table = costs.table()
+    table = costs.learned()
     assert table is not None
     assert table.seconds == {4: {0: 4.0, 1: 5.0, 2: 6.0}}, "the device's are not kept"
 
