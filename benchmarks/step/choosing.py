@@ -22,7 +22,7 @@ import report
 from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds, smaller_sizes
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.garbage import frozen_objects
 
 STEPS = (0, 1, 2, 3)
@@ -31,7 +31,7 @@ STANDS = 0.95
 ENDS = 90  # rounds, in one of which a request has no draft
 
 
-def chooser(is_tree: bool) -> AdaptiveSteps:
+def chooser(is_tree: bool) -> DepthChooser:
     sizes = smaller_sizes(STEPS, NODES.__getitem__) if is_tree else {}
     batches = [1, 2, 4, *range(8, 65, 8), 96, 128, 192, 256]
     costs = {n: {k: (57 + 30 * k) * (1 + n / 64) / 1e6 for k in STEPS} for n in batches}
@@ -39,7 +39,7 @@ def chooser(is_tree: bool) -> AdaptiveSteps:
         size: {n: {k: 0.9 * costs[n][k] for k in STEPS if size in sizes.get(k, ())} for n in costs}
         for size in {one for found in sizes.values() for one in found}
     }
-    return AdaptiveSteps(
+    return DepthChooser(
         STEPS, StepCosts(costs, smaller), sizes=sizes, host=HostSeconds(), pads=True
     )
 

@@ -27,7 +27,7 @@ from host_steps import NEW, PROMPT, engine_of, milliseconds
 from specengine import LLM, SpecConfig
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
@@ -63,7 +63,7 @@ def engine(kind: str, requests: int) -> LLM:
         costs = StepCosts(
             {n: {0: 57e-6, STEPS: 150e-6} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
         )
-        steps = AdaptiveSteps([0, STEPS], costs, host=HostSeconds(), pads=True)
+        steps = DepthChooser([0, STEPS], costs, host=HostSeconds(), pads=True)
         parts, rounds = llm.engine.parts, llm.engine.device_rounds
         assert rounds is not None
         llm.engine.pipeline = RoundPipeline(

@@ -28,7 +28,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
 from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.acceptance import RoundObservation
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.runner.loader.source import resolve_model
 
@@ -38,7 +38,7 @@ CASES = ["1.3,64,4096", "1.6,128,2000", "2.5,64,280"]  # accepted length, reques
 
 
 @contextmanager
-def held(depths: AdaptiveSteps, num_steps: int | None, took: list[float]) -> Iterator[None]:
+def held(depths: DepthChooser, num_steps: int | None, took: list[float]) -> Iterator[None]:
     """All rounds are so deep; None lets the engine choose. took: filled with their seconds."""
     decision, observe = DepthChoice(num_steps or 0, "held", None), depths.observe
 

@@ -14,7 +14,7 @@ from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
-from specengine.engine.adaptive.state import AdaptiveSteps, tell_depths
+from specengine.engine.adaptive.state import DepthChooser, tell_depths
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.intake import check_intake, start_grammar, within_context
 from specengine.engine.lost_state import start_anew
@@ -271,7 +271,7 @@ class Engine:
     def device_rounds(self) -> RoundExecutor | None:
         return None if self.pipeline is None else self.pipeline.executor
 
-    def choosers(self) -> Iterator[AdaptiveSteps]:
+    def choosers(self) -> Iterator[DepthChooser]:
         if self.pipeline is not None and self.pipeline.depths.chooser is not None:
             yield self.pipeline.depths.chooser
         if self.parts.adaptive is not None:

@@ -11,7 +11,7 @@ from specengine.core.drafter import Drafter
 from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.background_capture import BackgroundCapture
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.launched import Launched, RoundResult
@@ -39,7 +39,7 @@ class RoundPipeline:
         executor: RoundExecutor,
         drafter: Drafter,
         scheduler: Scheduler,
-        chooser: AdaptiveSteps | None,
+        chooser: DepthChooser | None,
         overlaps: bool,
         link: Link | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from specengine.core.parallel import Link
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.costs import ContextCost, Curve, RunningCosts, StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.parts import EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
@@ -36,7 +36,7 @@ def make_pipeline(
 
 def _depths(
     rounds: RoundExecutor, is_model: bool, costs: CostFile | None, host: HostSeconds, link: Link
-) -> AdaptiveSteps:
+) -> DepthChooser:
     """What rounds cost on the device is measured now, if there is no file of it; the time of the
     host, and of drafts that it makes, is learned from the rounds. Of several ranks the first alone
     has a file, and chooses; but rounds that are measured are rounds of all."""
@@ -46,8 +46,8 @@ def _depths(
         model_steps = rounds.source.model_steps if is_model else None
         if not has_table:
             learned = RunningCosts(_without_context(rounds))
-            return AdaptiveSteps(steps, learned, model_steps=model_steps, pads=True)
-        depths = AdaptiveSteps(steps, by_hand, model_steps=model_steps, pads=True)
+            return DepthChooser(steps, learned, model_steps=model_steps, pads=True)
+        depths = DepthChooser(steps, by_hand, model_steps=model_steps, pads=True)
         if costs is not None:
             costs.start(depths.costs)
         return depths
@@ -58,7 +58,7 @@ def _depths(
     elif not has_table:
         table = _measure(rounds)
     # A table written by hand holds as it is.
-    return AdaptiveSteps(steps, table, sizes=sizes, host=None if by_hand else host, pads=True)
+    return DepthChooser(steps, table, sizes=sizes, host=None if by_hand else host, pads=True)
 
 
 def _measure(rounds: RoundExecutor) -> StepCosts:

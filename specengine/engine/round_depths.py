@@ -11,7 +11,7 @@ from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.agree import agreed
 from specengine.engine.adaptive.choose import DrafterPause
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.launched import Launched
 
 _CONTEXT_EVERY = 16  # rounds, before one of which the requests' context lengths are looked at
@@ -22,7 +22,7 @@ class RoundDepths:
     """Asks the chooser before each round, and tells it of the rounds that were collected."""
 
     def __init__(
-        self, chooser: AdaptiveSteps | None, deepest: int, may_pause: bool, link: Link
+        self, chooser: DepthChooser | None, deepest: int, may_pause: bool, link: Link
     ) -> None:
         """chooser: None drafts as deep as there are rounds, which is `deepest`. may_pause: whether
         rounds can leave the drafter out. link: to other ranks, where rank 0 chooses."""
@@ -104,7 +104,7 @@ class RoundDepths:
         if self.chooser is not None:
             result.depth = done.choice
 
-    def _choose_by_costs(self, chooser: AdaptiveSteps, reqs: list[Req]) -> tuple[DepthChoice, bool]:
+    def _choose_by_costs(self, chooser: DepthChooser, reqs: list[Req]) -> tuple[DepthChoice, bool]:
         batch_size = len(reqs)
         if self._num_choices % _CONTEXT_EVERY == 0:
             context = sum(req.kv_len for req in reqs) / batch_size

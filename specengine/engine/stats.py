@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.outputs import EngineStats, SplitStats
 from specengine.engine.parts import EngineParts
 from specengine.engine.round.executor import RoundExecutor
@@ -17,7 +17,7 @@ def engine_stats(
     parts: EngineParts,
     rounds: RoundExecutor | NoGraphs | None,
     ragged: Mapping[str, Counter[str]],
-    choosers: Iterable[AdaptiveSteps],
+    choosers: Iterable[DepthChooser],
     split: SplitPrefills | None = None,
 ) -> EngineStats:
     """rounds: on the device, or why there are none. ragged: counters of the other graphs, by kind.

@@ -17,7 +17,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.spec_stats import DepthChoice, SpecStats
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
@@ -36,7 +36,7 @@ def layer(drafters: dict[str, str]) -> SpecConfig:
     return SpecConfig(algorithm="EAGLE3", adaptive=False, draft_model_path=path, num_steps=3)
 
 
-class Steered(AdaptiveSteps):
+class Steered(DepthChooser):
     """As deep as it is told; round n says so."""
 
     def __init__(self, depth: Callable[[int], int]) -> None:
@@ -231,7 +231,7 @@ def test_rounds_in_flight_count_at_the_depth_of_their_graph(
         for steps in rounds.steps:
             rounds.graph(RoundKey(size, steps))
     parts = llm.engine.parts
-    pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, AdaptiveSteps([0]), overlaps)
+    pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, DepthChooser([0]), overlaps)
     llm.engine.pipeline = pipeline
     check_pipeline(llm, pipeline, overlaps, monkeypatch)
 

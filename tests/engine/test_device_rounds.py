@@ -21,7 +21,7 @@ from specengine.draft.eagle import worker as eagle
 from specengine.draft.loop_graphs import DraftLoops, LoopKey
 from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.llm import Generation
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round import sampling
@@ -438,7 +438,7 @@ def test_rounds_that_a_paused_drafter_misses_change_no_token(spec_of: Specs) -> 
     parts, rounds = llm.engine.parts, make_eager_rounds(llm, chooses=True)
     for cost_of_none in (1.0, 0.1):
         costs = StepCosts({4: {0: cost_of_none, 1: 1.01, 2: 1.02, 3: 4.0}})
-        depths = AdaptiveSteps(rounds.steps, costs)
+        depths = DepthChooser(rounds.steps, costs)
         pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps=True)
         pipeline.depths.pause = DrafterPause(paused=4, active=3)
         llm.engine.pipeline = pipeline

@@ -14,7 +14,7 @@ from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
 from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound
@@ -211,7 +211,7 @@ def test_rounds_of_a_paused_drafter_serve_grammars(
     rounds = run_on_device(llm)
     rounds.may_pause = True
     rounds.steps = [0, 3]
-    dear = AdaptiveSteps([0, 3], StepCosts({4: {0: 1e-3, 3: 1.0}}))
+    dear = DepthChooser([0, 3], StepCosts({4: {0: 1e-3, 3: 1.0}}))
     parts = llm.engine.parts
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, dear, overlaps=True)
     llm.engine.pipeline.depths.pause = DrafterPause(paused=3, active=2)

@@ -19,7 +19,7 @@ from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.forward_graphs_build import kinds_of_rounds
 from specengine.engine.launched import Launched
 from specengine.engine.pipeline import RoundPipeline
@@ -405,7 +405,7 @@ def steered(
 ) -> list[Observed]:
     """From now on depths are those. Returns what is observed."""
     costs = RunningCosts(StepCosts({1: {0: 1.0, rounds.steps[-1]: 1.5}}))
-    depths = AdaptiveSteps(rounds.steps, costs, model_steps=3, pads=True)
+    depths = DepthChooser(rounds.steps, costs, model_steps=3, pads=True)
     decisions = (DepthChoice(depth, "as the test wants", None) for depth in chosen)
     monkeypatch.setattr(depths, "choose", lambda size: next(decisions))
     seen, observe = list[Observed](), depths.observe
@@ -505,7 +505,7 @@ def test_depths_chosen_by_cost_learn_from_either_source(
     llm = make(folder, trees(spec, "both", adaptive=True))
     rounds, sources = watched_rounds(llm, monkeypatch)
     rounds.steps = [0, 1, 2, 3, NODES - 1]
-    depths, parts = AdaptiveSteps(rounds.steps, model_steps=3, pads=True), llm.engine.parts
+    depths, parts = DepthChooser(rounds.steps, model_steps=3, pads=True), llm.engine.parts
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, True)
     for asked in (LONG, TORN, LONG):
         params = [replace(asked, max_tokens=28)] * 3

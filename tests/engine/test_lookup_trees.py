@@ -16,7 +16,7 @@ import torch
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.acceptance import Acceptance, RoundObservation
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.llm import Generation
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound
@@ -306,7 +306,7 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
     rounds, collected = watched_rounds(llm, monkeypatch)
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    pipeline.depths.chooser = steps = AdaptiveSteps(rounds.steps)
+    pipeline.depths.chooser = steps = DepthChooser(rounds.steps)
     for params in ([LONG] * 3, DRAWN):
         check(llm, target, prompts, [replace(one, max_tokens=32) for one in params])
     assert steps.kept(3) is not None

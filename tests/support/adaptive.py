@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.costs import StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def mostly(chosen: Sequence[T]) -> T:
     return Counter(chosen).most_common(1)[0][0]
 
 
-def changes(run: Callable[[], object], steps: AdaptiveSteps) -> int:
+def changes(run: Callable[[], object], steps: DepthChooser) -> int:
     """How often the kept shape changes in 800 rounds."""
     stood = []
     for _ in range(800):
@@ -98,13 +98,13 @@ class World:
     chosen: list[int] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def run(self, steps: AdaptiveSteps, batch_size: int, rounds: int) -> list[int]:
+    def run(self, steps: DepthChooser, batch_size: int, rounds: int) -> list[int]:
         """The depths that were chosen."""
         for _ in range(rounds):
             self._round(steps, batch_size)
         return self.chosen[-rounds:]
 
-    def _round(self, steps: AdaptiveSteps, batch_size: int) -> None:
+    def _round(self, steps: DepthChooser, batch_size: int) -> None:
         depth = steps.choose(batch_size).num_steps
         drafted = [depth if self.random.random() < self.coverage else 0 for _ in range(batch_size)]
         accepted = [self._accept(levels) for levels in drafted]
@@ -184,11 +184,11 @@ class TreeWorld:
         children, weights = _children(tuple(self.chances))
         return tuple(self.random.choices(children, cum_weights=weights, k=DEPTH))
 
-    def run(self, steps: AdaptiveSteps, batch_size: int, rounds: int) -> list[DraftShape]:
+    def run(self, steps: DepthChooser, batch_size: int, rounds: int) -> list[DraftShape]:
         """The shapes that were chosen."""
         return [self._round(steps, batch_size) for _ in range(rounds)]
 
-    def _round(self, steps: AdaptiveSteps, batch_size: int) -> DraftShape:
+    def _round(self, steps: DepthChooser, batch_size: int) -> DraftShape:
         shape = steps.choose(batch_size).shape
         # Without ranks no tree is cut, whatever was chosen.
         tree = tree_of(self.chances, shape if self.has_ranks else DraftShape(shape.num_steps))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specengine.core.spec_stats import DepthChoice
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 
 
-class ChosenDepths(AdaptiveSteps):
+class ChosenDepths(DepthChooser):
     """Round n is as deep as `depth(n)`."""
 
     def __init__(self, depth: Callable[[int], int]) -> None:

@@ -14,7 +14,7 @@ from specengine.core.config_sources import config_from_flags
 from specengine.core.parallel import Link
 from specengine.core.parallel_config import ParallelConfig
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.build import build_engine, load
 from specengine.engine.llm import Generation
 from specengine.engine.loop import Engine
@@ -74,11 +74,11 @@ def run_rounds_on_device(engine: Engine) -> None:
 
 
 def run_rounds_on_device_by_turns(engine: Engine) -> None:
-    """As deep as AdaptiveSteps chooses, by times that rank 0 alone has measured."""
+    """As deep as DepthChooser chooses, by times that rank 0 alone has measured."""
     llm, parts = LLM.of(engine), engine.parts
     prepare_drafter(llm)
     rounds = make_eager_rounds(llm, chooses=True)
-    steps = AdaptiveSteps(rounds.steps)
+    steps = DepthChooser(rounds.steps)
     given = parts.drafter, parts.scheduler, steps
     engine.pipeline = RoundPipeline(rounds, *given, overlaps=True, link=parts.link)
 

@@ -11,7 +11,7 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.costs import Costs
 from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.adaptive.host_rounds import AdaptiveRound
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.draft_depth import NodeLimit
 from specengine.target.verify.base import TreeVerifier
 
@@ -41,7 +41,7 @@ def make_adaptive(
     choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
     sizes = {} if is_chain else smaller_sizes(choices, lambda depth: _most_nodes(drafter, depth))
     model_steps = _model_steps(config.spec, drafter, choices[-1])
-    chooser = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
+    chooser = DepthChooser(choices, costs, sizes=sizes, model_steps=model_steps)
     return AdaptiveRound(chooser, limit, is_chain, link)
 
 

@@ -93,7 +93,7 @@ class BucketState:
         return self.kept.shape
 
 
-class Chooser:
+class ChoicePolicy:
     """Keeps the kept shape until another is better by a margin, or plain decoding is better at
     all, and probes neighbouring shapes for a round each as the budget allows."""
 

@@ -1,4 +1,4 @@
-"""Rounds that the host runs, at the depth that AdaptiveSteps chooses."""
+"""Rounds that the host runs, at the depth that DepthChooser chooses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specengine.core.parallel import Link, NoLink
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.agree import agreed
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.draft_depth import NodeLimit, depths_within
 from specengine.engine.round.host import HostRound
 
@@ -24,7 +24,7 @@ class AdaptiveRound:
     """
 
     def __init__(
-        self, chooser: AdaptiveSteps, limit: NodeLimit, is_chain: bool, link: Link | None
+        self, chooser: DepthChooser, limit: NodeLimit, is_chain: bool, link: Link | None
     ) -> None:
         self.chooser = chooser
         self.limit = limit

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from specengine.core.request import Req
 from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
-from specengine.engine.adaptive.choose import MIN_ROUNDS, BucketState, Chooser, decide
+from specengine.engine.adaptive.choose import MIN_ROUNDS, BucketState, ChoicePolicy, decide
 from specengine.engine.adaptive.costs import PLAIN, Costs, RunningCosts, bucket
 from specengine.engine.adaptive.estimate import Estimate, Estimator, HostSeconds, all_shapes
 
 
-class AdaptiveSteps:
+class DepthChooser:
     """Chooses the depth of drafts, and of trees their size, round by round. Call `choose` before a
     round is launched and `observe` after it was collected, in the order of launching; the next
     round may be launched in between.
@@ -50,7 +50,7 @@ class AdaptiveSteps:
         if model_steps is not None:
             self.acceptance = HybridAcceptance(self.steps[-1], model_steps, known, pads)
         self.estimator = Estimator(self.shapes, self.costs, self.acceptance, host, pads)
-        self._chooser = Chooser(self.steps, self.costs)
+        self._policy = ChoicePolicy(self.steps, self.costs)
         self._buckets: dict[int, BucketState] = {}  # by batch size; a bucket's sizes share one
         self._batch_size = 0  # of the last choice
         self._last: DepthChoice | None = None
@@ -61,9 +61,9 @@ class AdaptiveSteps:
         state.round += 1
         decision = None
         if not self.costs.is_given(batch_size):
-            decision = self._chooser.first_try(state, batch_size)
+            decision = self._policy.first_try(state, batch_size)
         if decision is None:
-            decision = self._chooser.choose(state, batch_size, self.estimator.of(batch_size))
+            decision = self._policy.choose(state, batch_size, self.estimator.of(batch_size))
         state.last_run[decision.shape] = state.round
         self._batch_size, self._last = batch_size, decision
         return decision
@@ -171,7 +171,7 @@ class AdaptiveSteps:
         state.budget.earn(usual)
 
 
-def tell_depths(ended: Iterable[Req], choosers: Sequence[AdaptiveSteps]) -> None:
+def tell_depths(ended: Iterable[Req], choosers: Sequence[DepthChooser]) -> None:
     """What depths requests that have ended were drafted for: once for all that ended under the same
     choice, since text is costly."""
     told: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive

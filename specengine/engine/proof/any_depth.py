@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from specengine.core.spec_stats import DepthChoice
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 
 
-class AnyDepth(AdaptiveSteps):
+class AnyDepth(DepthChooser):
     """Each round is as deep as is drawn, and of as many nodes: whatever cost and acceptance may
     choose some day."""
 

@@ -19,7 +19,7 @@ from specengine.engine.adaptive.acceptance import (
 )
 from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.adaptive.estimate import expected_tokens
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from tests.support.adaptive import DEPTH, TreeWorld, chances, ranks_of, seen, tree_cost, tree_of
 
 PRIOR = pytest.approx(0.7)
@@ -295,7 +295,7 @@ def test_requests_without_drafts_count_for_neither_source() -> None:
 
 def test_in_graphs_a_hybrid_round_costs_what_its_deepest_request_does() -> None:
     """A few matches make a round of many deep."""
-    steps = AdaptiveSteps([0, MODEL, LOOKUP], model_steps=MODEL, pads=True)
+    steps = DepthChooser([0, MODEL, LOOKUP], model_steps=MODEL, pads=True)
     levels, matches = [MODEL] * 63 + [LOOKUP], [False] * 63 + [True]
     for _ in range(200):
         steps.observe(seen(LOOKUP, levels, levels, seconds=3.0, from_lookup=matches))
@@ -309,7 +309,7 @@ def test_in_graphs_a_hybrid_round_costs_what_its_deepest_request_does() -> None:
 
 
 def test_in_graphs_a_match_deeper_than_the_model_costs_the_chosen_depth() -> None:
-    steps = AdaptiveSteps([0, MODEL, LOOKUP], model_steps=MODEL, pads=True)
+    steps = DepthChooser([0, MODEL, LOOKUP], model_steps=MODEL, pads=True)
     for longest, seconds in ((MODEL + 1, 4.0), (MODEL - 1, 2.0)):
         levels, matches = [longest, 0], [True, False]
         for _ in range(20):
@@ -329,7 +329,7 @@ def test_accepted_padding_of_a_hybrid_is_no_draft() -> None:
 
 def test_a_hybrids_model_trees_cost_by_their_levels() -> None:
     """The number of nodes does not tell them."""
-    steps = AdaptiveSteps([0, MODEL, LOOKUP], sizes={MODEL: [4]}, model_steps=MODEL)
+    steps = DepthChooser([0, MODEL, LOOKUP], sizes={MODEL: [4]}, model_steps=MODEL)
     more = {"path_ranks": [[1, 2, 5], [1, 2, 3, 4]], "limits": [LOOKUP] * 2}
     for _ in range(40):
         matches = [False, True]
@@ -348,7 +348,7 @@ def test_a_hybrids_model_trees_cost_by_their_levels() -> None:
 
 def test_one_source_of_drafts_is_learned_like_the_hybrids_model() -> None:
     one, other = Acceptance(MODEL), HybridAcceptance(LOOKUP, MODEL).model
-    assert type(AdaptiveSteps([0, MODEL]).acceptance) is Acceptance
+    assert type(DepthChooser([0, MODEL]).acceptance) is Acceptance
     for accepted in ([3, 1], [0, 2]):
         for acceptance in (one, other):
             acceptance.observe(seen(MODEL, [3, 3], accepted))

@@ -8,7 +8,7 @@ import pytest
 
 from specengine.core.spec_stats import DepthChoice, DraftShape
 from specengine.engine.adaptive.costs import ContextCost, StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from tests.support.adaptive import (
     DEPTH,
     SIZES,
@@ -30,14 +30,14 @@ TREE = [0.55, 0.2, 0.1]  # chances of the children of a node
 BOTH = pytest.mark.parametrize("is_timed", [False, True], ids=["from a table", "learned"])
 
 
-def adaptive(is_timed: bool) -> AdaptiveSteps:
+def adaptive(is_timed: bool) -> DepthChooser:
     """Costs are learned from the rounds, or come from a table."""
-    return AdaptiveSteps(range(DEPTH + 1), None if is_timed else measured())
+    return DepthChooser(range(DEPTH + 1), None if is_timed else measured())
 
 
-def tree_steps(is_timed: bool = False) -> AdaptiveSteps:
+def tree_steps(is_timed: bool = False) -> DepthChooser:
     costs = None if is_timed else measured_trees()
-    return AdaptiveSteps(range(DEPTH + 1), costs, sizes=SIZES)
+    return DepthChooser(range(DEPTH + 1), costs, sizes=SIZES)
 
 
 @BOTH
@@ -134,7 +134,7 @@ def test_rounds_may_be_chosen_before_the_last_is_observed() -> None:
 def test_drafts_that_lose_in_short_contexts_pay_in_long_ones() -> None:
     """A long context costs every round the same, with drafts or without."""
     more = ContextCost(100, {64: {0: 2.0, 4: 2.2}})
-    steps, found = AdaptiveSteps(range(5), StepCosts(measured().seconds, context_cost=more)), []
+    steps, found = DepthChooser(range(5), StepCosts(measured().seconds, context_cost=more)), []
     for length in (10, 1000, 10):
         steps.set_context_length(64, length)
         found.append(mode(World(FEW, is_timed=False).run(steps, 64, 200)[100:]))
@@ -144,17 +144,17 @@ def test_drafts_that_lose_in_short_contexts_pay_in_long_ones() -> None:
 def test_a_context_by_which_drafts_come_to_pay_is_reported_once() -> None:
     """It resumes a paused drafter."""
     more = ContextCost(100, {64: {0: 2.0, 4: 2.2}})
-    steps = AdaptiveSteps(range(5), StepCosts(measured().seconds, context_cost=more))
+    steps = DepthChooser(range(5), StepCosts(measured().seconds, context_cost=more))
     World(FEW, is_timed=False).run(steps, 64, 200)
     found = [steps.set_context_length(64, length) for length in (10, 1000, 1010, 10)]
     assert found == [False, True, False, False]
 
 
 def test_the_reason_names_depth_size_gain_and_acceptance() -> None:
-    steps = AdaptiveSteps([1, 2], measured())
+    steps = DepthChooser([1, 2], measured())
     assert steps.current is None
     assert steps.choose(64).reason.startswith("batch 64: K=0, the best draft K=1 would be 0.")
-    steps = AdaptiveSteps([1, 2], measured())
+    steps = DepthChooser([1, 2], measured())
     World([0.9, 0.8], is_timed=False).run(steps, 1, 200)
     assert steps.current is not None
     assert steps.current.num_steps == 2
@@ -171,7 +171,7 @@ def test_the_reason_names_depth_size_gain_and_acceptance() -> None:
 
 
 def test_the_standing_choice_is_resolved_with_the_figures_of_now() -> None:
-    steps = AdaptiveSteps([1, 2], measured())
+    steps = DepthChooser([1, 2], measured())
     World([0.9, 0.8], is_timed=False).run(steps, 1, 200)
     standing = steps.kept(1)
     assert standing is not None
@@ -183,7 +183,7 @@ def test_the_standing_choice_is_resolved_with_the_figures_of_now() -> None:
 
 
 def test_plain_decoding_is_always_a_choice_and_a_decision_has_one_shape() -> None:
-    assert AdaptiveSteps([3]).steps == [0, 3]
+    assert DepthChooser([3]).steps == [0, 3]
     decision = DepthChoice(3, "why", None, 8)
     assert decision.shape is decision.shape
     assert decision.shape == DraftShape(3, 8)

@@ -12,7 +12,7 @@ import pytest
 from specengine.core.spec_stats import DraftShape
 from specengine.engine.adaptive.costs import PLAIN, RunningCosts, StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from tests.support.adaptive import (
     DEPTH,
     SIZES,
@@ -33,9 +33,9 @@ WHOLE, SMALL = DraftShape(DEPTH), DraftShape(DEPTH, 5)
 BOTH = pytest.mark.parametrize("is_timed", [False, True], ids=["from a table", "learned"])
 
 
-def tree_steps(is_timed: bool = False) -> AdaptiveSteps:
+def tree_steps(is_timed: bool = False) -> DepthChooser:
     costs = None if is_timed else measured_trees()
-    return AdaptiveSteps(range(DEPTH + 1), costs, sizes=SIZES)
+    return DepthChooser(range(DEPTH + 1), costs, sizes=SIZES)
 
 
 @BOTH
@@ -43,7 +43,7 @@ def test_the_smaller_tree_is_chosen_where_nodes_cost(is_timed: bool) -> None:
     """And the whole one at batch size 1, where they do not."""
     world = TreeWorld(TREE, tree_cost, is_timed=is_timed)
     costs = None if is_timed else measured_trees()
-    steps = AdaptiveSteps([0, DEPTH], costs, sizes={DEPTH: SIZES[DEPTH]})
+    steps = DepthChooser([0, DEPTH], costs, sizes={DEPTH: SIZES[DEPTH]})
     assert mostly(world.run(steps, 1, 300)[-100:]) == WHOLE
     assert mostly(world.run(steps, 8, 500)[-150:]) == DraftShape(DEPTH, 8)
     assert mostly(world.run(steps, 16, 500)[-150:]) == SMALL
@@ -69,7 +69,7 @@ def test_sizes_are_not_chosen_without_ranks(is_timed: bool) -> None:
 
 def test_sizes_are_not_chosen_if_a_table_lacks_them() -> None:
     costs = StepCosts(measured_trees().seconds)
-    steps = AdaptiveSteps(range(DEPTH + 1), costs, sizes=SIZES)
+    steps = DepthChooser(range(DEPTH + 1), costs, sizes=SIZES)
     assert {one.num_nodes for one in TreeWorld(TREE, tree_cost).run(steps, 16, 300)} == {None}
 
 
@@ -85,7 +85,7 @@ def test_acceptance_of_larger_trees_that_rises_is_noticed(is_timed: bool) -> Non
     cost = {SMALL: 1.2, DraftShape(DEPTH, 8): 1.22, WHOLE: 1.25, PLAIN: 1.0}
     world = TreeWorld([0.8], lambda _, shape: cost.get(shape, 9.0), is_timed=is_timed)
     costs = None if is_timed else measured_trees(world.cost)
-    steps = AdaptiveSteps([0, DEPTH], costs, sizes={DEPTH: [5, 8]})
+    steps = DepthChooser([0, DEPTH], costs, sizes={DEPTH: [5, 8]})
     assert mostly(world.run(steps, 4, 600)[-100:]) == SMALL
     world.chances = [0.45, 0.45]
     assert mostly(world.run(steps, 4, 2000)[-100:]) == WHOLE
@@ -122,7 +122,7 @@ def test_the_best_depth_beside_a_host_is_found(
     host: Callable[[int, int], float], best: int
 ) -> None:
     world = host_world(host)
-    steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=HostSeconds())
+    steps = DepthChooser(range(DEPTH + 1), measured(), host=HostSeconds())
     assert world.run(steps, 16, 1200)[-400:].count(best) > 380
     if best == 0:
         assert world.seconds < 1.08 * world.plain_seconds, "each depth is tried, and not for long"
@@ -135,7 +135,7 @@ def test_load_on_the_host_that_comes_and_goes_changes_no_depth_for_good(
     best, world, host = best_depth(EVEN, 16), host_world(flat(0.9), is_timed=True), HostSeconds()
     taught = [(PLAIN, 0.5), (WHOLE, 2.4)] if learned_slow else [(PLAIN, 0.5)]
     teach(host, taught)
-    steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
+    steps = DepthChooser(range(DEPTH + 1), measured(), host=host)
     for seconds in (0.9, 2.4, 0.9, 2.4, 0.9):
         world.host = flat(seconds)
         chosen = world.run(steps, 16, 300)
@@ -152,14 +152,14 @@ def teach(host: HostSeconds, seconds: Sequence[tuple[DraftShape, float]]) -> Non
 def test_a_slow_start_of_the_host_does_not_count_against_drafts(slower: float) -> None:
     host = HostSeconds()
     teach(host, [(WHOLE, 9.0 * slower), (PLAIN, 9.0)])
-    steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
+    steps = DepthChooser(range(DEPTH + 1), measured(), host=host)
     assert host_world(flat(9.0)).run(steps, 16, 4000)[-400:].count(DEPTH) > 380
 
 
 def test_a_fast_host_changes_no_round() -> None:
     runs = []
     for host in (None, HostSeconds()):
-        steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
+        steps = DepthChooser(range(DEPTH + 1), measured(), host=host)
         runs.append(host_world(flat(0.5)).run(steps, 16, 600))
     assert runs[0] == runs[1]
 
@@ -178,10 +178,10 @@ class HybridWorld:
     level: float  # seconds of a level of the model's, beside 1 of the target's
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def run(self, steps: AdaptiveSteps, rounds: int) -> list[int]:
+    def run(self, steps: DepthChooser, rounds: int) -> list[int]:
         return [self._round(steps) for _ in range(rounds)]
 
-    def _round(self, steps: AdaptiveSteps) -> int:
+    def _round(self, steps: DepthChooser) -> int:
         depth, is_match = steps.choose(1).num_steps, self.random.random() < self.match_share
         levels = depth if is_match else min(depth, MODEL)
         fails = (not is_match and self.random.random() >= one for one in self.model[:levels])
@@ -207,7 +207,7 @@ def test_a_hybrid_weighs_both_sources(
     compared = [MODEL] if model == PAYS else [*found]
     for model_steps, seed in product(compared, range(4)):
         world = HybridWorld(match_share, [model] * MODEL, level, random.Random(seed))
-        steps = AdaptiveSteps([0, 1, 2, MODEL, LOOKUP], RunningCosts(), model_steps=model_steps)
+        steps = DepthChooser([0, 1, 2, MODEL, LOOKUP], RunningCosts(), model_steps=model_steps)
         world.run(steps, 400)
         found[model_steps].add(mostly(world.run(steps, 800)))
     assert found[MODEL] <= expected

@@ -16,7 +16,7 @@ from specengine.core.errors import ConfigError
 from specengine.engine import build, pipeline_build
 from specengine.engine.adaptive.cost_file import CostFile, read_table
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.cost_facts import _digest, apply_cost_file, keep_at_the_end
 from specengine.engine.pipeline_build import make_pipeline
@@ -100,13 +100,13 @@ class Start:
         return 1.0 + batch_size * num_steps / 3
 
     @property
-    def depths(self) -> AdaptiveSteps:
+    def depths(self) -> DepthChooser:
         assert self.llm.engine.pipeline is not None
         assert self.llm.engine.pipeline.depths.chooser is not None
         return self.llm.engine.pipeline.depths.chooser
 
 
-def choices(depths: AdaptiveSteps) -> list[int]:
+def choices(depths: DepthChooser) -> list[int]:
     """At the same outcomes."""
     made = []
     for number in range(300):

@@ -15,7 +15,7 @@ from specengine.core.rows import RowBatch
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.sampling import rows_of
@@ -99,7 +99,7 @@ def test_a_paused_drafter_marks_the_missed_positions_and_no_others(
     rounds.may_pause, rounds.steps = True, [0, 1, 2]
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    pipeline.depths.chooser = AdaptiveSteps(rounds.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
+    pipeline.depths.chooser = DepthChooser(rounds.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
     pipeline.depths.pause = DrafterPause(paused=9, active=2)
     watched = Watched(llm, rounds, mixed, monkeypatch)
     waiting, found, steps = list(asked), dict[str, list[int]](), 0

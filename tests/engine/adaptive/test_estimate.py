@@ -18,7 +18,7 @@ from specengine.engine.adaptive.estimate import (
     expected_tokens,
     smaller_sizes,
 )
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from tests.support.adaptive import DEPTH, World, chances, measured, seen
 
 SECONDS = {DraftShape(depth): 1.0 + 0.1 * depth for depth in range(4)}
@@ -63,7 +63,7 @@ def test_in_a_graph_a_request_at_its_end_lowers_tokens_and_not_seconds() -> None
     """In a graph all requests are as deep as the deepest."""
     tokens = []
     for coverage in (1.0, 0.9):
-        steps = AdaptiveSteps(range(DEPTH + 1), measured(), pads=True)
+        steps = DepthChooser(range(DEPTH + 1), measured(), pads=True)
         World([0.8] * DEPTH, coverage=coverage, is_timed=False).run(steps, 16, 300)
         found = steps.estimator.of(16)
         assert found is not None
@@ -87,9 +87,9 @@ def test_smaller_sizes_are_halves_and_quarters_that_hold_a_full_path(
     assert smaller_sizes(steps, whole.__getitem__) == sizes
 
 
-def settled() -> AdaptiveSteps:
+def settled() -> DepthChooser:
     """The deepest drafts have stood for a while; no round waits to be learned from."""
-    steps = AdaptiveSteps(range(DEPTH + 1), measured())
+    steps = DepthChooser(range(DEPTH + 1), measured())
     for _ in range(NEW + 1):
         play(steps, DEPTH)
     assert steps.kept(1) is not None
@@ -97,7 +97,7 @@ def settled() -> AdaptiveSteps:
     return steps
 
 
-def play(steps: AdaptiveSteps, accepted: int) -> int:
+def play(steps: DepthChooser, accepted: int) -> int:
     """The depth of a round in which so many drafts were accepted, or all."""
     depth = steps.choose(1).num_steps
     steps.observe(seen(depth, [depth], [min(depth, accepted)]))
@@ -105,7 +105,7 @@ def play(steps: AdaptiveSteps, accepted: int) -> int:
 
 
 def test_rounds_of_a_new_shape_are_learned_from_at_once() -> None:
-    steps = AdaptiveSteps(range(DEPTH + 1), measured())
+    steps = DepthChooser(range(DEPTH + 1), measured())
     for _ in range(NEW):
         before = chances(steps.acceptance)
         play(steps, DEPTH)

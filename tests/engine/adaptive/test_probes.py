@@ -9,7 +9,7 @@ from itertools import groupby
 import pytest
 
 from specengine.engine.adaptive.choose import PROBE_SHARE, DrafterPause, ProbeBudget
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from tests.support.adaptive import (
     mostly,
     seen,
@@ -17,7 +17,7 @@ from tests.support.adaptive import (
 
 
 def test_costs_are_measured_first_without_a_table() -> None:
-    steps = AdaptiveSteps([1, 2])
+    steps = DepthChooser([1, 2])
     first = steps.choose(3)
     assert (first.num_steps, first.expected_gain) == (2, None)
     assert first.reason == "batch 3: measuring the cost of K=2"
@@ -28,14 +28,14 @@ def test_costs_are_measured_first_without_a_table() -> None:
 
 def test_plain_rounds_are_probed_in_a_row() -> None:
     """The first of them has nothing to overlap with: its time is not told."""
-    steps, chosen = AdaptiveSteps([0, 3]), [3]
+    steps, chosen = DepthChooser([0, 3]), [3]
     for _ in range(600):
         depth = steps.choose(4).num_steps
         seconds = 5.0 if depth else 1.0 if chosen[-1] == 0 else None
         steps.observe(seen(depth, [depth] * 4, [2 if depth else 0] * 4, seconds=seconds))
         chosen.append(depth)
     assert chosen[-200:].count(0) > 190
-    steps, chosen = AdaptiveSteps([0, 3]), []
+    steps, chosen = DepthChooser([0, 3]), []
     for _ in range(2000):
         depth = steps.choose(4).num_steps
         steps.observe(seen(depth, [depth] * 4, [min(depth, 2)] * 4, seconds=1.0))
@@ -44,7 +44,7 @@ def test_plain_rounds_are_probed_in_a_row() -> None:
 
 
 def run_by_hand(
-    steps: AdaptiveSteps,
+    steps: DepthChooser,
     batch_size: int,
     rounds: int,
     cost: Callable[[int, int], float | None],
@@ -63,7 +63,7 @@ def run_by_hand(
     return chosen
 
 
-def in_debt(steps: AdaptiveSteps, batch_size: int) -> None:
+def in_debt(steps: DepthChooser, batch_size: int) -> None:
     """As deep as it gets."""
     budget = steps._bucket(batch_size).budget
     budget.pay(1e9, 1.0, drafting_seconds=1e9)
@@ -76,7 +76,7 @@ def test_plain_rounds_that_were_slow_at_first_are_probed_again() -> None:
     def cost(place: int, depth: int) -> float:
         return 11.0 * depth / 8 if depth else 1.6 if place < 8 else 1.0
 
-    chosen = run_by_hand(AdaptiveSteps([0, 4, 8]), 256, 80, cost, lambda depth: 6 * depth // 8)
+    chosen = run_by_hand(DepthChooser([0, 4, 8]), 256, 80, cost, lambda depth: 6 * depth // 8)
     assert set(chosen[60:]) == {0}
 
 
@@ -84,7 +84,7 @@ def test_plain_rounds_that_were_slow_at_first_are_probed_again() -> None:
     ("lost_at", "most"), [(64, 1000), (256, 9000)], ids=["at another size", "at this"]
 )
 def test_debt_of_one_batch_size_forbids_no_probes_at_another(lost_at: int, most: int) -> None:
-    steps = AdaptiveSteps([0, 4])
+    steps = DepthChooser([0, 4])
     for size in (64, 256):
         run_by_hand(steps, size, 60, lambda place, depth: 1.0 + depth / 8, lambda depth: 0)
     in_debt(steps, lost_at)
@@ -97,7 +97,7 @@ def test_debt_of_one_batch_size_forbids_no_probes_at_another(lost_at: int, most:
 def test_drafts_that_lose_end_whatever_debt_there_is(better: int) -> None:
     """For what is better, plain decoding or shallower drafts."""
     paid = {0: 1.0, 2: 1.6 if better else 9.0, 8: 2.0}
-    steps = AdaptiveSteps([0, 2, 8])
+    steps = DepthChooser([0, 2, 8])
     run_by_hand(steps, 4, 40, lambda place, depth: paid[depth], lambda depth: 6 if depth > 2 else 0)
     in_debt(steps, 4)
     paid[8] = 5.0
@@ -114,13 +114,13 @@ def test_one_slow_round_among_the_first_does_not_decide(slow: int) -> None:
     def cost(place: int, depth: int) -> float:
         return 50.0 if place == slow else 1.0 + 0.4 * depth
 
-    chosen = run_by_hand(AdaptiveSteps([0, 1, 2, 3]), 1, 80, cost, lambda depth: depth)
+    chosen = run_by_hand(DepthChooser([0, 1, 2, 3]), 1, 80, cost, lambda depth: depth)
     assert mostly(chosen[40:]) == 3
 
 
 def test_drafts_that_seem_better_are_tried_whatever_debt_there_is() -> None:
     """Plain decoding stands, probes have left a debt, and plain rounds become slower."""
-    paid, steps = {0: 1.0, 3: 4.5}, AdaptiveSteps([0, 3])
+    paid, steps = {0: 1.0, 3: 4.5}, DepthChooser([0, 3])
     by_hand = partial(run_by_hand, steps, 1, kept=lambda depth: depth)
     assert set(by_hand(40, cost=lambda place, depth: paid[depth])[6:]) == {0}
     in_debt(steps, 1)
@@ -132,7 +132,7 @@ def test_drafts_that_seem_better_are_tried_whatever_debt_there_is() -> None:
 
 def test_deeper_drafts_are_probed_where_plain_rounds_are_not_timed() -> None:
     """Plain rounds beside a lookup drafter are not, where none follows another."""
-    steps = AdaptiveSteps([0, 2, 8])
+    steps = DepthChooser([0, 2, 8])
 
     def cost(place: int, depth: int) -> float | None:
         return 1.0 + 0.4 * depth if depth else 1.0 if place < 6 else None

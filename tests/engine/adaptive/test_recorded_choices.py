@@ -9,7 +9,7 @@ import pytest
 
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
-from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive.state import DepthChooser
 from tests.support.adaptive import (
     DEPTH,
     SIZES,
@@ -27,7 +27,7 @@ def history(batch_size: int, is_tree: bool, is_timed: bool, host: bool) -> tuple
     sizes = SIZES if is_tree else {}
     kept = HostSeconds() if host else None
     costs = None if is_timed else costs
-    steps = AdaptiveSteps(range(DEPTH + 1), costs, sizes=sizes, host=kept, pads=host)
+    steps = DepthChooser(range(DEPTH + 1), costs, sizes=sizes, host=kept, pads=host)
     if is_tree:
         trees = TreeWorld([0.55, 0.2, 0.1], tree_cost, noise=0.02, is_timed=is_timed)
         counts = Counter(map(str, trees.run(steps, batch_size, 300)))
