@@ -192,8 +192,8 @@ class Engine:
         """Runs a prefill or a round, and gives the choices that gained tokens or have ended; of
         those that do not stream, the ended ones.
 
-        A round on the device is launched by one call, and collected and committed by the next,
-        which may launch another before.
+        A call either collects and commits the round on the device that is in flight, or schedules
+        and launches: never both. The pipeline may launch the next round amid the former.
         """
         shared_step(self.parts.sharers, self._advance, lambda: self.has_work)
         return self.take_changed()
@@ -232,7 +232,7 @@ class Engine:
         which ends early where it holds. Sharers of experts capture when one first needs a graph."""
         if self.pipeline is None or self.sleeper.is_asleep or self.parts.sharers is not None:
             return False
-        if self.pipeline.has_in_flight:  # a round of requests that have ended
+        if self.pipeline.has_in_flight:  # its requests have ended: no choice gains anything
             self.advance()
             return True
         may_capture = may_capture and not self.host_round.why_watched

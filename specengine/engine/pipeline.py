@@ -28,10 +28,16 @@ class RoundPipeline:
     Between two calls at most one round is in flight. `collect` launches the next round, if it can,
     and then waits for the one in flight: two are in flight during that wait alone.
 
-    Drafts from lookup depend on the text that the round in flight emits. So the next round is
-    launched later, unless both are without drafts: by `collect` after its wait, where the drafter
-    drafts ahead (LookupPrefetch), otherwise by `launch` after the commit. Where lookup stands
-    beside a model, that holds only while some text can match.
+    The next round is launched by the first of these that can:
+
+        method             when                          drafts              text of the last round
+        _follow            before `collect` waits        a model's, or none  not known
+        _follow_collected  after that wait               any                 known, not committed
+        launch             no round is in flight         any                 committed
+
+    Drafts from lookup need that text, so `_follow` leaves their rounds out: where lookup drafts
+    alone, it follows a round without drafts by another; where lookup stands beside a model, also
+    while no text can match. `_follow_collected` is for drafters that draft ahead (LookupPrefetch).
     """
 
     def __init__(
@@ -200,7 +206,8 @@ class RoundPipeline:
         return self._lookup.may_match(reqs, in_flight.key.num_steps + 1)
 
     def _follow(self, before: Launched) -> Launched | None:
-        """The round after one that is in flight."""
+        """The round after one that is in flight, of which nothing is known; None where its drafts
+        need the text of that one, or it has no graph."""
         was_plain = before.choice.num_steps == 0
         if not was_plain and self._lookup is not None and not self._beside_model:
             return None

@@ -126,8 +126,9 @@ class DecoderLayer(Module):
     def forward_last(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """The same layer for the R rows batch.kept_rows alone: both [R, hidden_size], or the first
-        in parts. K and V of every row are written."""
+        """Output of the layer for the R rows batch.kept_rows alone, and the residual stream before
+        it is added: both [R, hidden_size], or the first in parts. K and V of every row are
+        written."""
         assert batch.kept_rows is not None
         attention, norm = self.self_attn, self.attention_out_norm
         hidden, residual = self._read(hidden, residual)
@@ -202,8 +203,9 @@ class DecoderLayer(Module):
         batch: ForwardBatch,
         following: DecoderLayer | None,
     ) -> Tail:
-        """The same layer, all behind attention in one kernel, which goes on to the projection of
-        the following layer. before: the stream, and this layer's projection, if that was made."""
+        """Runs the layer with all behind attention in one kernel, which goes on to the projection
+        of the following layer. before: the stream, and this layer's projection, if that was made.
+        """
         qkv, norm = before.qkv, self.norms.input
         if qkv is None:
             qkv = self.self_attn.in_proj(norm(before.stream))
@@ -223,7 +225,8 @@ class DecoderLayer(Module):
     def forward_compiled(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
-        """The same layer through torch.compile, but for attention."""
+        """Output of the layer [T, hidden_size], perhaps in parts, and the residual stream before it
+        is added, by torch.compile but for attention."""
         tensors = self._tensors()
         if hidden.dim() == 3:  # parts, of a layer before that was not compiled
             hidden = hidden.sum(0).to(tensors.out.weight.dtype)
@@ -257,8 +260,9 @@ class DecoderLayer(Module):
     def forward_few_rows(
         self, positions: Tensor, stream: Tensor, batch: ForwardBatch, normed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The same layer in one kernel a weight: residual stream in; out as of `forward`. normed:
-        the stream behind the first norm, where that is known."""
+        """Output of the layer and the residual stream, as `forward` gives them, by one kernel a
+        weight. stream: [T, hidden_size], the residual stream; normed: the same behind the first
+        norm, where that is known."""
         attention = self.self_attn
         norm, in_proj = self.norms.input, attention.in_proj
         if normed is None:

@@ -3,8 +3,8 @@
 The first line of JSON that comes in is the vocabulary, for grammars may name tokens by their ids:
 the fields of Vocabulary. Each further line is a grammar, a GrammarSpec's fields, and one goes out:
 a list of null where it compiles and some tokens can be followed, or why not, and the bytes that it
-holds. A grammar that takes too long
-ends the process, whether or not the parent still lives; one that takes too much memory does too.
+holds. A grammar that takes too long ends the process, whether or not the parent still lives; one
+that takes too much memory does too.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ class RoundExecutor:
         return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.max_len))
 
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
-        """A round of requests whose state the host knows: all their rounds are collected."""
+        """A round of requests whose state the host knows: all their rounds are collected. Where the
+        device may have another, the host sends it."""
         key = self.lanes.key_of(self._key(reqs, plan), self.captured)
         if self.agreement is not None:
             agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
@@ -185,8 +186,9 @@ class RoundExecutor:
         return in_flight
 
     def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
-        """A round of requests of the round before, whatever that decides; None without a graph or
-        slots. When that one is committed, and before anything else runs, call `send_masks`."""
+        """A round of requests of the round before, whatever that decides: the device alone knows
+        their state, and the host sends none. None without a graph or slots. When that one is
+        committed, and before anything else runs, call `send_masks`."""
         count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.levels)
         # steps[0] > 0: there are no plain rounds, so this one drafts whatever the plan.
         may_draft = drafts or self.agreement is not None

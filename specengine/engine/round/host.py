@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 class HostRound:
     """Draft, verify, accept, keep, observe (Leviathan et al. 2023, algorithm 1).
 
+    A draft begins with the root: the request's last token, which is emitted already, and whose KV
+    this verification writes. What is emitted are the accepted drafts below it and the bonus token,
+    which the target chooses after the last of them: the root of the next round.
+
     Decoding without speculation is the same round with a drafter that proposes nothing.
     """
 

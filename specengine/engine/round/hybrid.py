@@ -32,6 +32,9 @@ class HybridDraft(Source):
     - (k, None), deeper: it drafts all that it can, and some drafts came from lookup.
     - (k, k): it drafts k levels, and some drafts came from lookup.
     - (k, 0), at least as deep as the model could draft: all drafts came from lookup.
+
+    With a model of 3 levels and lookup of 7: where one request has a draft of 5 tokens from lookup
+    and another has none, (7, None) runs; where the one has 2, (3, 3); where both have 5, (7, 0).
     """
 
     def __init__(self, model: DeviceDraft, lookup: LookupDraft, device: torch.device) -> None:

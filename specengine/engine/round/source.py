@@ -71,11 +71,13 @@ class Source(ABC):
     may_be_unready = False  # is_ready may be False
 
     def is_ready(self, req: Req) -> bool:
-        """As Drafter.is_ready."""
+        """Whether the drafter has seen enough of a request for rounds on the device. Once true, it
+        stays so."""
         return True
 
     def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
-        """As Drafter.mark_stale."""
+        """Of the requests in these rows of the page table, int64 [R], the drafter has not observed
+        all that lies before lens, int64 [R]: until it has, it drafts nothing for them."""
         raise NotImplementedError
 
     @abstractmethod
@@ -84,7 +86,9 @@ class Source(ABC):
     def observe(
         self, key: RoundKey, rows: RowBatch, output: RowsOutput, tokens: Tensor, accepted: Tensor
     ) -> None:
-        """As Drafter.observe_rows."""
+        """Take in what the round decided. output: a row a node. tokens: int64 [B, num_steps + 1],
+        the target's token at each node of a chain, or of the accepted path; accepted[b] + 1 of them
+        were emitted."""
         return
 
     @abstractmethod
