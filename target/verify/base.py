@@ -25,7 +25,7 @@ from specengine.target.verify.tree import depths, flat_nodes
 from specengine.target.verify.walk import Walk
 
 DeviceRule = Literal["match", "stochastic", "relaxed"]
-_DECIDES = {"accept", "walks", "decide"}
+_DECIDES = {"accept", "walks", "decide", "decide_on_host"}
 
 
 class TreeVerifier(ABC):

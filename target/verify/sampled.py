@@ -61,19 +61,20 @@ class SampledVerifier(MatchVerifier):
         if proposal.is_empty or sampling.all_greedy or without_probs:
             return super().walks(output, sampling, proposal)
         probs = RoundProbs.of(output.logits, sampling, proposal)
-        return to_host(self.decide(probs, sampling), probs.tokens_BN, probs.parents_BN)
+        return to_host(self.decide_on_host(probs, sampling), probs.tokens_BN, probs.parents_BN)
 
-    def decide(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
-        """The path that stands and the token after it."""
+    def decide_on_host(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
+        """The path that stands and the token after it, in a round on the host."""
         if self.kernel is not None and self.has_keyed_numbers():
             return self.kernel(probs, draws_of(sampling), backend=self.backend)
         verdict = self.judge(probs, self.coins.draw(sampling, probs.depths_BN))
         uniforms_B = self.next_uniforms(probs, verdict.ends_B, sampling)
         return followed(probs, verdict, uniforms_B)
 
-    def decide_by(self, drafts: SampledRound, draws: Draws) -> Accepted:
-        """`decide`, for rounds on the device. May be captured in a CUDA graph: `judge` must not
-        wait for the device there, nor branch on values that lie on it."""
+    def decide(self, drafts: SampledRound, draws: Draws) -> Accepted:
+        """The path that stands and the token after it, in a round on the device. May be captured in
+        a CUDA graph: `judge` must not wait for the device there, nor branch on values that lie on
+        it."""
         if self.kernel is not None:
             return self.kernel(drafts, draws, backend=self.backend)
         verdict = self.judge(drafts, KeyedCoins(coin_uniforms(drafts, draws)))

@@ -157,6 +157,10 @@ class OwnDecision(TargetOnlyVerifier):
     decide = SampledVerifier.decide
 
 
+class OwnDecisionOnTheHost(TargetOnlyVerifier):
+    decide_on_host = SampledVerifier.decide_on_host
+
+
 class OwnAccept(RelaxedVerifier):
     accept = TreeVerifier.accept
 
@@ -195,6 +199,7 @@ class JudgedTrees(TargetOnlyVerifier):
         (type("Heir", (OwnWalks,), {}), None),
         (MixedIn, None),
         (OwnDecision, None),
+        (OwnDecisionOnTheHost, None),
         (OwnAccept, None),
         (Declared, "match"),
         (type("Heir", (Declared,), {}), "match"),

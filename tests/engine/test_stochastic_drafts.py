@@ -85,7 +85,7 @@ def test_token_after_the_path_that_equals_the_next_draft_is_not_counted_as_accep
     subject = subjects[name]
     tempted = Counter[bool]()
 
-    def decide_by(drafts: SampledRound, draws: Draws) -> Accepted:
+    def decide(drafts: SampledRound, draws: Draws) -> Accepted:
         """One draft stands where there is one, and its first child is emitted after it."""
         ends_B = drafts.children(torch.zeros_like(drafts.roots_B)).int().argmax(1)
         below_BN = drafts.children(ends_B)
@@ -94,7 +94,7 @@ def test_token_after_the_path_that_equals_the_next_draft_is_not_counted_as_accep
         return Accepted(ends_B, drafts.tokens_BN.gather(1, child_B1)[:, 0])
 
     _, llm, rounds = pair_of(subject.folder, subject.with_rule("target_only, best drafts"))
-    monkeypatch.setattr(llm.engine.parts.verifier, "decide_by", decide_by)
+    monkeypatch.setattr(llm.engine.parts.verifier, "decide", decide)
     found = llm.generate(PROMPTS, [replace(SAMPLED[0], max_tokens=21)] * 3)
     assert [one.spec.histogram for one in found] == [[0, 10]] * 3
     assert tempted[True] > 20

@@ -123,15 +123,15 @@ def test_rule_that_accepts_too_much_is_caught(
     """In every third request, a root's first child stands where all have been rejected."""
     llm, rounds = device_rounds(folders, tree_spec(folders, rule))
     verifier = llm.engine.parts.verifier
-    decide_by = verifier.decide_by
+    decide = verifier.decide
 
     def too_kind(drafts: SampledRound, draws: Draws) -> Accepted:
-        found = decide_by(drafts, draws)
+        found = decide(drafts, draws)
         below_BN = drafts.children(torch.zeros_like(found.ends_B))
         helps_B = (found.ends_B == 0) & below_BN.any(1) & (draws.seeds_B % 3 == 0)
         return replace(found, ends_B=below_BN.int().argmax(1).where(helps_B, found.ends_B))
 
-    monkeypatch.setattr(verifier, "decide_by", too_kind)
+    monkeypatch.setattr(verifier, "decide", too_kind)
     assert p_value(llm, *usual) < MAX_MUTANT_P
     assert rounds.counters["replays"] > 20
 

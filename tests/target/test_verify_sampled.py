@@ -135,7 +135,7 @@ def decided(verifier: SampledVerifier, name: str) -> Iterator[Accepted]:
         proposal = with_probs(propose([1] * 4, drafts_of(name)), [first_seed] * 4)
         logits = target(batch, proposal).logits
         probs = RoundProbs.of(logits, batch.sampling, proposal)
-        yield verifier.decide(probs, batch.sampling)
+        yield verifier.decide_on_host(probs, batch.sampling)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -22,7 +22,7 @@ def decides_by_judge(verifier: TreeVerifier) -> TypeGuard[SampledVerifier]:
     """Whether what `judge` decides is what the rule does: nothing that calls it is overridden."""
     if not isinstance(verifier, SampledVerifier):
         return False
-    callers = ("accept", "walks", "decide")
+    callers = ("accept", "walks", "decide_on_host")
     return all(getattr(type(verifier), one) is getattr(SampledVerifier, one) for one in callers)
 
 

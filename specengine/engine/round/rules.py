@@ -58,7 +58,7 @@ class StochasticVerifier(Protocol):
         """Whether its numbers are those that rounds on the device draw."""
         ...
 
-    def decide_by(self, drafts: SampledRound, draws: Draws) -> Accepted: ...
+    def decide(self, drafts: SampledRound, draws: Draws) -> Accepted: ...
 
 
 @runtime_checkable
@@ -94,7 +94,7 @@ class Stochastic:
             greedy_B=sampling.are_greedy(rows),
             numbers_BN=nodes.numbers_BN,
         )
-        return self.verifier.decide_by(drafts, keyed_draws(*sampling.keys(rows)))
+        return self.verifier.decide(drafts, keyed_draws(*sampling.keys(rows)))
 
 
 class Relaxed:
