@@ -79,10 +79,7 @@ def _prompt(tokenizer: Any, dialect: Dialect, body: ChatRequest) -> str:
     turns = [message.for_template() for message in body.messages]
     if dialect.tools is not None:
         turns = with_ids(turns, dialect.tools.template_id)
-    if dialect.channels is not None:
-        for turn in turns:  # this template's name for it, which it takes beside calls alone
-            if not turn["content"] and "reasoning_content" in turn:
-                turn["thinking"] = turn["reasoning_content"]
+        turns = [dialect.tools.template_turn(turn) for turn in turns]
     variables = _variables(template_of(tokenizer), body)
     return chat_text(tokenizer, turns, tools=body.template_tools(), variables=variables)
 

@@ -15,27 +15,26 @@ from specengine.server.parsing.choice import ChoiceParser
 from specengine.server.parsing.reader import Reader, Steps
 from specengine.server.reasoning.registry import REASONING, detect_reasoning
 from specengine.server.reasoning.tags import ReasoningTags, Stage
-from specengine.server.tools.format import ToolFormat, Tools
-from specengine.server.tools.gpt_oss import GptOss
+from specengine.server.tools.format import AnswerFormat, ToolFormat, Tools
 from specengine.server.tools.registry import FORMATS, detect_format
 
 
 @dataclass(frozen=True)
 class Dialect:
     """tools: the format of calls; None where it is not known. reasoning: the tags around reasoning;
-    None where the model has none, or its channels hold it."""
+    None where the model has none, or `tools` reads it."""
 
     tools: ToolFormat | None
     reasoning: ReasoningTags | None
 
     @property
-    def channels(self) -> GptOss | None:
-        """The format of the whole answer, where the model writes it in channels."""
-        return self.tools if isinstance(self.tools, GptOss) else None
+    def answer_format(self) -> AnswerFormat | None:
+        """`tools`, where it is the format of the whole answer."""
+        return self.tools if isinstance(self.tools, AnswerFormat) else None
 
     def special(self, tokenizer: Any, has_tools: bool) -> dict[str, int]:
         """The markers that are special tokens of the model, of what is read."""
-        reads_format = has_tools or self.channels is not None
+        reads_format = has_tools or self.answer_format is not None
         markers = (*(self.tools.markers if self.tools is not None and reads_format else ()),)
         markers += () if self.reasoning is None else self.reasoning.markers
         return special_ids(tokenizer, markers)
@@ -48,7 +47,7 @@ class Dialect:
     ) -> Callable[[], ChoiceParser] | None:
         """Makes the parser of a choice; None where all text is content. tools: those that may be
         called."""
-        tool_format = self.tools if tools else self.channels
+        tool_format = self.tools if tools else self.answer_format
         reasoning = self.reasoning
         if tool_format is None and reasoning is None:
             return None
@@ -71,11 +70,13 @@ def dialect_of(tokenizer: Any, config: ServerConfig) -> Dialect:
 
 @lru_cache(maxsize=8)
 def _dialect(template: str, tools: str, reasoning: str) -> Dialect:
-    if "gpt_oss" in (tools, reasoning):
-        return Dialect(FORMATS["gpt_oss"], None)
+    for name in (tools, reasoning):
+        named = FORMATS.get(name)
+        if isinstance(named, AnswerFormat):
+            return Dialect(named, None)
     tool_format = detect_format(template) if tools == "auto" else FORMATS.get(tools)
     if reasoning != "auto":
         tags = REASONING.get(reasoning)
     else:
-        tags = None if isinstance(tool_format, GptOss) else detect_reasoning(template)
+        tags = None if isinstance(tool_format, AnswerFormat) else detect_reasoning(template)
     return Dialect(tool_format, tags)

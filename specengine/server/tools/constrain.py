@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.server.reasoning.tags import ReasoningTags, Stage
-from specengine.server.tools.format import Tool, ToolFormat
-from specengine.server.tools.gpt_oss import GptOss
+from specengine.server.tools.format import AnswerFormat, Tool, ToolFormat
 from specengine.server.tools.lark import Lark
 
 
@@ -37,11 +36,11 @@ def answer_grammar(
     if not rules.tools and rules.body is None:
         return None
     lark = Lark(special)
-    has_channels = isinstance(tool_format, GptOss)
     body = None if rules.body is None else "@body"
-    if not rules.tools and reasoning is None and not has_channels:
+    is_framed = reasoning is not None or isinstance(tool_format, AnswerFormat)
+    if not rules.tools and not is_framed:
         return rules.body
-    if isinstance(tool_format, GptOss):
+    if isinstance(tool_format, AnswerFormat):
         calls = _calls(lark, tool_format, rules) if rules.tools else None
         start = tool_format.frame(
             lark, calls, None if rules.must_call else body or f"{lark.text()}?"
@@ -100,7 +99,7 @@ def _calls(lark: Lark, tool_format: ToolFormat, rules: Rules, lead: str | None =
     ]
     call = lark.rule(" | ".join(alternatives), "call")
     several = f"({lark.literal(layout.separator + layout.before)} {call})*"
-    is_one = not rules.is_parallel or isinstance(tool_format, GptOss)
+    is_one = not rules.is_parallel or not tool_format.has_parallel_calls
     return (
         f"{lead or ''} {lark.literal(opening)} {call} {'' if is_one else several} "
         f"{lark.literal(layout.close)}"

@@ -55,10 +55,12 @@ class ToolFormat(ABC):
 
     markers: texts that may be special tokens of the model; they are shown to `read`.
     signs: texts that are all in a chat template if, and only if, it is one for this format.
+    has_parallel_calls: whether one answer may hold several calls.
     """
 
     markers: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
+    has_parallel_calls: bool = True
 
     @abstractmethod
     def read(self, reader: Reader, answer: ParsedAnswer, tools: Tools) -> Steps[None]:
@@ -81,3 +83,18 @@ class ToolFormat(ABC):
     def template_id(self, call_id: str) -> str:
         """An id from the conversation, as the model's chat template takes it."""
         return call_id
+
+    def template_turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        """A turn of the conversation, as the model's chat template takes it. turn: fields by name,
+        as server/messages.py has them."""
+        return dict(turn)
+
+
+class AnswerFormat(ToolFormat):
+    """A format of the whole answer: reasoning, text and calls. Answers are read by it with tools or
+    without, and no reasoning parser stands beside it unless one is asked for by name."""
+
+    @abstractmethod
+    def frame(self, lark: Lark, calls: str | None, body: str | None) -> str:
+        """The Lark expression of an answer: what may stand before it, then `calls`, or `body`. Both
+        are Lark expressions; None stands for what is not allowed."""

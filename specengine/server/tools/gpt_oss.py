@@ -5,10 +5,12 @@ answer, `commentary` a preamble, or a call where its header has a recipient:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from specengine.server.parsing.answer import ParsedAnswer
 from specengine.server.parsing.reader import Reader, Sink, Steps
-from specengine.server.tools.format import Layout, ToolFormat, Tools
+from specengine.server.tools.format import AnswerFormat, Layout, Tools
 from specengine.server.tools.lark import Lark
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -17,11 +19,10 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class GptOss(ToolFormat):
-    """The whole answer is written in it, with tools or without."""
-
+class GptOss(AnswerFormat):
     markers = START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL
     signs = CHANNEL, MESSAGE
+    has_parallel_calls = False
 
     def read(self, reader: Reader, answer: ParsedAnswer, tools: Tools) -> Steps[None]:
         while True:
@@ -44,8 +45,6 @@ class GptOss(ToolFormat):
         )
 
     def frame(self, lark: Lark, calls: str | None, body: str | None) -> str:
-        """The Lark expression of an answer: reasoning and preambles, then calls, or `body`. None
-        stands for what is not allowed."""
         text = lark.text()
         again = lark.literal(f"{END}{START}assistant")
         before = [
@@ -55,6 +54,12 @@ class GptOss(ToolFormat):
         final = f"{lark.literal(f'{CHANNEL}final{MESSAGE}')} {body}"
         last = [one for one in (calls, None if body is None else final) if one is not None]
         return f"({' | '.join(before)})* ({' | '.join(last)})"
+
+    def template_turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        """The template calls reasoning `thinking`, and takes it beside calls alone."""
+        if turn["content"] or "reasoning_content" not in turn:
+            return dict(turn)
+        return {**turn, "thinking": turn["reasoning_content"]}
 
 
 def _open(header: str, answer: ParsedAnswer, tools: Tools) -> tuple[Sink, bool]:

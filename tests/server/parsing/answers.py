@@ -10,8 +10,7 @@ from specengine.server.dialect import Dialect
 from specengine.server.parsing.answer import ParsedAnswer
 from specengine.server.reasoning.registry import REASONING
 from specengine.server.reasoning.tags import Stage
-from specengine.server.tools.format import Tool
-from specengine.server.tools.gpt_oss import GptOss
+from specengine.server.tools.format import AnswerFormat, Tool
 from specengine.server.tools.registry import FORMATS
 
 SCHEMA: dict[str, Any] = {
@@ -55,7 +54,7 @@ class Case:
 def dialect(name: str) -> Dialect:
     one = FORMATS[name]
     tags = REASONING["mistral" if name == "mistral" else "qwen3"]
-    return Dialect(one, None if isinstance(one, GptOss) else tags)
+    return Dialect(one, None if isinstance(one, AnswerFormat) else tags)
 
 
 def parse(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specengine.core.config import REASONING_PARSERS, TOOL_PARSERS
 from specengine.server.dialect import dialect_of
 from specengine.server.reasoning.registry import REASONING
+from specengine.server.tools.format import AnswerFormat
 from specengine.server.tools.registry import FORMATS, detect_format
 from tests.server.parsing.answers import CASES, Case, parse
 
@@ -120,8 +121,9 @@ def test_calls_beyond_the_most_are_dropped() -> None:
 
 
 def test_configuration_names_the_parsers() -> None:
+    whole = {name for name, one in FORMATS.items() if isinstance(one, AnswerFormat)}
     assert {*TOOL_PARSERS} == {"auto", "none", *FORMATS}
-    assert {*REASONING_PARSERS} == {"auto", "none", "gpt_oss", *REASONING}
+    assert {*REASONING_PARSERS} == {"auto", "none", *whole, *REASONING}
 
 
 @pytest.mark.parametrize(
@@ -157,4 +159,4 @@ def test_dialect_follows_the_configuration(engine: Any) -> None:
     assert of(tool_call_parser="none").tools is None
     assert of(reasoning_parser="none").reasoning is None
     assert of(tool_call_parser="mistral").tools is FORMATS["mistral"]
-    assert of(reasoning_parser="gpt_oss").channels is FORMATS["gpt_oss"]
+    assert of(reasoning_parser="gpt_oss").answer_format is FORMATS["gpt_oss"]
