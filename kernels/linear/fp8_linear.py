@@ -9,7 +9,8 @@ from torch import Tensor
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.linear import fp8_linear_cuda, fp8_linear_ref, rounded_cuda
 from specengine.kernels.linear.fp8_codes import splits_by_block
-from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
+from specengine.kernels.linear.linear_format import LinearFormat
+from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, join_fp8
 from specengine.kernels.linear.rounded import found_beside
 
 MAX_FEW_ROWS = 64  # up to which a row's sum has one order whatever rows are beside it
@@ -119,3 +120,15 @@ def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tu
 
         return fp8_linear_triton.quantise_rows(x, form)
     return fp8_linear_ref.quantise_rows(x, form)
+
+
+FORMAT = LinearFormat(
+    Fp8Weight,
+    "FP8",
+    join=join_fp8,
+    take_rows=lambda weight, rows: weight.take_rows(rows),
+    multiply=fp8_linear,
+    parts=fp8_parts,
+    input=lambda weight: weight.input,
+    completes_input=True,
+)

@@ -9,7 +9,8 @@ from specengine.kernels.cuda import program
 from specengine.kernels.dispatch import Backend, has_dependent_launch, use_triton
 from specengine.kernels.linear import int_linear_cuda, int_linear_ref
 from specengine.kernels.linear.activation import act_and_mul
-from specengine.kernels.linear.quantised import IntWeight
+from specengine.kernels.linear.linear_format import LinearFormat
+from specengine.kernels.linear.quantised import IntWeight, join_int
 
 MAX_ROWS = 128  # up to which passes over packed weights cost less than a whole one of 16 bits
 
@@ -75,3 +76,14 @@ def _takes_cuda(x: Tensor, weight: IntWeight) -> bool:
         and int_linear_cuda.is_faster(x, weight)
         and int_linear_cuda.takes(x, weight)
     )
+
+
+FORMAT = LinearFormat(
+    IntWeight,
+    "whole numbers",
+    join=join_int,
+    take_rows=lambda weight, rows: weight.take_rows(rows),
+    multiply=int_linear,
+    gated=gated_int_linear,
+    waits=waits,
+)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specengine.kernels.linear.linear_format import LinearFormat
 from specengine.kernels.linear.quantised import pack_int4, unpack_int4
 
 BLOCK = 32
@@ -89,3 +90,6 @@ def join_mxfp4(parts: Sequence[Mxfp4Weight]) -> Mxfp4Weight:
     """Weights of one input as one, their rows one below the other."""
     codes = torch.cat([one.codes for one in parts])
     return Mxfp4Weight(codes, torch.cat([one.scale for one in parts]))
+
+
+FORMAT = LinearFormat(Mxfp4Weight, "MXFP4", join=join_mxfp4)

@@ -1,6 +1,7 @@
 """Weights of linear layers in 8 and 4 bits, as the products of this folder read them.
 
-Whatever a checkpoint packs becomes one of these (layers/quantization).
+Whatever a checkpoint packs becomes one of these, or mxfp4.py's (layers/quantization).
+linear_format.py says what linear layers ask of each.
 """
 
 from __future__ import annotations

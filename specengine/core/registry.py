@@ -118,6 +118,13 @@ QUANTIZATIONS: dict[str, str] = {
     "gptq": "specengine.layers.quantization.gptq:Gptq",
     "mxfp4": "specengine.layers.quantization.mxfp4:Mxfp4",
 }
+# Types of weights that linear layers hold, as the methods above give them.
+LINEAR_FORMATS: dict[str, str] = {
+    "plain": "specengine.kernels.linear.linear_format:PLAIN",
+    "fp8": "specengine.kernels.linear.fp8_linear:FORMAT",
+    "int": "specengine.kernels.linear.int_linear:FORMAT",
+    "mxfp4": "specengine.kernels.linear.mxfp4:FORMAT",
+}
 # Formats that experts are kept in on a GPU, by the weights that the methods above give.
 EXPERT_FORMATS: dict[str, str] = {
     "fp8": "specengine.kernels.experts.formats.fp8:FORMAT",

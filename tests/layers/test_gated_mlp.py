@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.linear.activation import act_and_mul
-from specengine.kernels.linear.int_linear import gated_int_linear
+from specengine.kernels.linear.int_linear import FORMAT, gated_int_linear
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
 from specengine.layers import mlp
 from specengine.layers.linear import Linear
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.quantization import linears
 from specengine.layers.quantization.linears import QuantisedLinear
-from specengine.layers.quantization.parts import Part
+from specengine.layers.quantization.parts import Part, format_of
 
 HIDDEN, INNER = 64, 96
 
@@ -40,7 +40,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         found.apart.append(into)
         return act_and_mul(x, activation)
 
-    monkeypatch.setattr(linears, "gated_int_linear", one)
+    spied = replace(FORMAT, gated=one)
+    monkeypatch.setattr(
+        linears, "format_of", lambda part: spied if isinstance(part, IntWeight) else format_of(part)
+    )
     monkeypatch.setattr(mlp, "act_and_mul", activate)
     torch.manual_seed(0)
     return found

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import even_cut
 from specengine.core.registry import QUANTIZATIONS
+from specengine.kernels.linear.linear_format import QuantisedWeight
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
 from specengine.layers.linear import (
     ColumnParallelLinear,
@@ -29,7 +30,7 @@ from specengine.layers.quantization.linears import (
     make_quantization,
     open_linears,
 )
-from specengine.layers.quantization.method import LayerTensors, QuantisedWeight
+from specengine.layers.quantization.method import LayerTensors
 from specengine.layers.quantization.parts import join_parts
 from specengine.layers.weights import load_weights
 from tests.support.pretended_ranks import on_threads

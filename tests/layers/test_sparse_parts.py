@@ -3,6 +3,7 @@ which rows are rounded before hybrid layers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts.packed import PackedExperts
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear import few_row
+from specengine.kernels.linear.fp8_linear import FORMAT
 from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
 from specengine.layers import linear, sparse_mlp
 from specengine.layers.experts import Experts, Router
@@ -178,7 +180,8 @@ def test_a_packed_product_leaves_parts_where_its_kernel_does(
         quantise(layer)
         assert layer.parts(x).shape == (3, 24)  # on a CPU it does not
         left = torch.ones(2, 3, 24)
-        monkeypatch.setattr(linears, "fp8_parts", lambda x, weight, left=left: left)
+        spied = replace(FORMAT, parts=lambda x, weight, left=left: left)
+        monkeypatch.setattr(linears, "format_of", lambda part, spied=spied: spied)
         assert (layer.parts(x) is left) is not bias
         monkeypatch.undo()
 

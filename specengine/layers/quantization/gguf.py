@@ -21,9 +21,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from specengine.kernels.linear.linear_format import QuantisedWeight
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import IntWeight, pack_int4
-from specengine.layers.quantization.method import LayerTensors, QuantisedWeight, Quantization
+from specengine.layers.quantization.method import LayerTensors, Quantization
 
 
 def _half(raw: Tensor, at: int) -> Tensor:

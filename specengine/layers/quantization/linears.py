@@ -8,20 +8,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator
 from specengine.core.registry import QUANTIZATIONS, load_place
-from specengine.kernels.linear.fp8_linear import fp8_linear, fp8_parts
-from specengine.kernels.linear.int_linear import gated_int_linear, int_linear, waits
-from specengine.kernels.linear.mxfp4 import Mxfp4Weight
-from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
+from specengine.kernels.linear.linear_format import LinearFormat
+from specengine.kernels.linear.quantised import Fp8Input
 from specengine.layers.experts import Experts
 from specengine.layers.linear import GatedKernel, IncomingWeight, Linear, LMHead
 from specengine.layers.quantization.experts import close_experts, fill_experts
 from specengine.layers.quantization.method import LayerTensors, Quantization
-from specengine.layers.quantization.parts import Part, dense, join_parts, own_part, read_part
+from specengine.layers.quantization.parts import (
+    Part,
+    dense,
+    format_of,
+    join_parts,
+    own_part,
+    read_part,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,35 +58,39 @@ class QuantisedLinear:
 
     def parts_of(self, x: Tensor) -> Tensor | None:
         """[T, in] -> float32 [P, T, out], whose sum is the product; None: there are no parts."""
-        first = self.parts[0]
-        if len(self.parts) > 1 or not isinstance(first, Fp8Weight) or self.biases[0] is not None:
+        if self._single is None or self.biases[0] is not None:
             return None
-        return fp8_parts(x, first)
+        return self._single.parts(x, self.parts[0])
 
     @property
     def gated(self) -> GatedKernel | None:
-        """The same with the gated activation behind it, of a single product by integers."""
-        first, *others = self.parts
-        if others or not isinstance(first, IntWeight):
+        """The same with the gated activation behind it, of a single product whose format has such
+        a kernel."""
+        run = None if self._single is None else self._single.gated
+        if run is None:
             return None
-        return lambda x, activation: gated_int_linear(x, first, activation, self.biases[0])
+        first = self.parts[0]
+        return lambda x, activation: run(x, first, activation, self.biases[0])
 
     @property
     def takes(self) -> Fp8Input | None:
         """The form that a single product rounds its rows to."""
-        first = self.parts[0]
-        return first.input if len(self.parts) == 1 and isinstance(first, Fp8Weight) else None
+        return None if self._single is None else self._single.input(self.parts[0])
 
     @property
     def waits(self) -> bool:
         """As layers.linear.Linear has it: of a single product."""
-        first = self.parts[0]
-        return len(self.parts) == 1 and isinstance(first, IntWeight) and waits(first)
+        return self._single is not None and self._single.waits(self.parts[0])
 
     @property
     def completes_input(self) -> bool:
         """As layers.linear.Linear has it: of a single product."""
-        return len(self.parts) == 1 and isinstance(self.parts[0], Fp8Weight)
+        return self._single is not None and self._single.completes_input
+
+    @property
+    def _single(self) -> LinearFormat | None:
+        """The format of a single product; None where there are several."""
+        return format_of(self.parts[0]) if len(self.parts) == 1 else None
 
     @property
     def num_bytes(self) -> int:
@@ -179,8 +187,11 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
         layer = LayerTensors.of(part, rows, module.whole_inputs, module.device)
         part.tensors.clear()  # what is read is not kept twice
         whole = read_part(layer, method, dtype, keeps)
-        if isinstance(whole, Mxfp4Weight):
-            raise layer.refused("is quantised in MXFP4, of which experts alone are multiplied")
+        found = format_of(whole)
+        if found.multiply is None:
+            raise layer.refused(
+                f"is quantised in {found.title}, of which experts alone are multiplied"
+            )
         parts += [own_part(whole, cut, layer.name) for cut in own]
     joined = join_parts(parts)
     return parts if joined is None else [joined]
@@ -208,12 +219,9 @@ def _keeps_precision(module: Linear) -> bool:
 
 
 def _multiply(x: Tensor, part: Part, bias: Tensor | None) -> Tensor:
-    if isinstance(part, Fp8Weight):
-        return fp8_linear(x, part, bias)
-    if isinstance(part, IntWeight):
-        return int_linear(x, part, bias)
-    assert isinstance(part, Tensor)
-    return F.linear(x, part, bias)
+    multiply = format_of(part).multiply
+    assert multiply is not None  # _read_parts refuses such a weight
+    return multiply(x, part, bias)
 
 
 def _bytes(part: Part) -> int:

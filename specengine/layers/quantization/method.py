@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
-from specengine.kernels.linear.mxfp4 import Mxfp4Weight
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.kernels.linear.linear_format import QuantisedWeight
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight
 from specengine.layers.moves import Plan
-
-QuantisedWeight = Fp8Weight | IntWeight | Mxfp4Weight
 
 # Beside the tensors of a layer: int64 [rows], the row of theirs that each row of the weight is.
 ROW_ORDER = "row_order"

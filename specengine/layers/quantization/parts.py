@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import Cut
-from specengine.kernels.linear.mxfp4 import Mxfp4Weight, join_mxfp4
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight, join_fp8, join_int
-from specengine.layers.quantization.method import (
-    ROW_ORDER,
-    LayerTensors,
-    QuantisedWeight,
-    Quantization,
-)
+from specengine.core.registry import LINEAR_FORMATS, load_place
+from specengine.kernels.linear.linear_format import LinearFormat, QuantisedWeight
+from specengine.layers.quantization.method import ROW_ORDER, LayerTensors, Quantization
 
 Part = QuantisedWeight | Tensor
+
+
+def format_of(part: Part) -> LinearFormat:
+    """The entry of LINEAR_FORMATS that holds the part."""
+    return _format_of_type(type(part))
+
+
+@cache
+def _format_of_type(kind: type) -> LinearFormat:
+    for place in LINEAR_FORMATS.values():
+        found: LinearFormat = load_place(place)
+        if issubclass(kind, found.holds):
+            return found
+    raise TypeError(f"no entry of LINEAR_FORMATS (core/registry.py) holds {kind.__name__}; add one")
 
 
 def read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, keeps: bool) -> Part:
@@ -34,9 +44,10 @@ def read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, kee
 
 
 def _take_rows(made: QuantisedWeight, order: Tensor, layer: LayerTensors) -> QuantisedWeight:
-    if isinstance(made, Mxfp4Weight):
-        raise layer.refused("is MXFP4, whose rows are not reordered")
-    return made.take_rows(order)
+    found = format_of(made)
+    if found.take_rows is None:
+        raise layer.refused(f"is {found.title}, whose rows are not reordered")
+    return found.take_rows(made, order)
 
 
 def own_part(whole: Part, cut: Cut | None, name: str) -> Part:
@@ -58,13 +69,8 @@ def own_part(whole: Part, cut: Cut | None, name: str) -> Part:
 def join_parts(parts: Sequence[Part]) -> QuantisedWeight | None:
     """Weights of one input as one; None where they differ in more than their numbers, or are
     dense."""
-    if all(isinstance(one, Fp8Weight) for one in parts):
-        return join_fp8([one for one in parts if isinstance(one, Fp8Weight)])
-    if all(isinstance(one, IntWeight) for one in parts):
-        return join_int([one for one in parts if isinstance(one, IntWeight)])
-    if all(isinstance(one, Mxfp4Weight) for one in parts):
-        return join_mxfp4([one for one in parts if isinstance(one, Mxfp4Weight)])
-    return None
+    first, *others = map(format_of, parts)
+    return first.join(parts) if all(one is first for one in others) else None
 
 
 def dense(part: Part) -> Tensor:
