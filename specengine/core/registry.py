@@ -84,12 +84,12 @@ PLATFORMS: dict[str, str] = {
     "cpu": "specengine.core.platforms.cpu:CpuPlatform",
 }
 
-# Attention backends, by what --attention-backend calls them: what makes one for a device.
+# Attention backends, by what --attention-backend calls them. Each is made by `for_device`.
 ATTENTION_BACKENDS: dict[str, str] = {
-    "torch": "specengine.runner.attention:make_torch",
-    "triton": "specengine.runner.attention:make_triton",
-    "flashinfer": "specengine.runner.attention:make_flashinfer",
-    "fa": "specengine.runner.attention:make_fa",
+    "torch": "specengine.runner.attention.torch_backend:TorchAttentionBackend",
+    "triton": "specengine.runner.attention.triton_backend:TritonAttentionBackend",
+    "flashinfer": "specengine.runner.attention.flashinfer_backend:FlashInferAttentionBackend",
+    "fa": "specengine.runner.attention.flash_backend:FlashAttentionBackend",
 }
 
 # Operations at which a forward may be cut into pieces, by what --piecewise-splitting-ops calls

@@ -13,6 +13,7 @@ from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import DEFAULT_SPLITTING_OPS, LOAD_QUANTIZATIONS
 from specengine.engine.spec_options import resolve_spec
 from specengine.kernels.dispatch import multiprocessors
+from specengine.runner.attention import runs_in_graphs
 
 _DTYPES = {
     "float32": torch.float32,
@@ -61,11 +62,11 @@ def resolve(
     rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
     chunk = config.schedule.chunked_prefill_size or (_chunk(device) if on_gpu else 512)
     _check_split_sizes(config.split.pdmux_min_tokens, chunk)
-    # The torch backend chooses its operators by lengths that the host knows: a graph cannot.
     backend = config.model.decode_attention_backend or config.model.attention_backend
     chosen = platform.attention_backend if backend == "auto" else backend
-    reads_lengths = "torch" not in (chosen, config.model.draft_attention_backend)
-    sizes = _graph_sizes(config.graph, rows, platform.has_graphs and reads_lengths)
+    names = chosen or "auto", config.model.draft_attention_backend or "auto"
+    has_graphs = platform.has_graphs and all(map(runs_in_graphs, names))
+    sizes = _graph_sizes(config.graph, rows, has_graphs)
     if sizes is None and config.graph.cuda_graph_profile is not None:
         raise ConfigError(
             "--cuda-graph-profile shows graphs of whole forwards, and there are none "

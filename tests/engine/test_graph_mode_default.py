@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from specengine.core.config import EngineConfig, GraphConfig, ModelConfig, ParallelConfig
+from specengine.core.registry import ATTENTION_BACKENDS
 from specengine.engine.resolve import resolve
+from specengine.runner.attention import runs_in_graphs
+from tests.support.device_lengths import DeviceLengths
 from tests.support.fake_platform import use_fake_platform
 
 
@@ -34,3 +40,25 @@ def test_engines_that_share_experts_have_none_by_default(monkeypatch: pytest.Mon
 
 def test_a_cpu_has_none() -> None:
     assert mode_of(GraphConfig(), True) == "none"
+
+
+class HostLengths(DeviceLengths):
+    limits = replace(DeviceLengths.limits, graphs=False)
+
+
+@pytest.mark.parametrize(
+    "field", ["attention_backend", "decode_attention_backend", "draft_attention_backend"]
+)
+def test_backend_whose_limits_exclude_graphs_has_none(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_fake_platform(monkeypatch)
+    chosen: Any = {field: "fa"}
+    config = EngineConfig(model=ModelConfig(model="x", device="cpu", **chosen))
+    for kind in (HostLengths, DeviceLengths):
+        monkeypatch.setitem(ATTENTION_BACKENDS, "fa", f"{kind.__module__}:{kind.__name__}")
+        assert resolve(config, 2048, None).graph.disable_cuda_graph == (kind is HostLengths)
+
+
+def test_limits_are_known_without_the_backend_s_packages() -> None:
+    assert [name for name in ATTENTION_BACKENDS if not runs_in_graphs(name)] == ["torch"]

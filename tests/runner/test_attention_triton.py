@@ -106,7 +106,7 @@ def test_a_captured_plan_is_shaped_for_the_longest_request() -> None:
 
 
 def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specengine.runner.attention.has_triton", lambda: False)
+    monkeypatch.setattr("specengine.runner.attention.triton_backend.has_triton", lambda: False)
     with pytest.raises(ConfigError, match=r"specengine\[cuda\]"):
         make_attention_backend("triton", torch.device("cpu"))
 

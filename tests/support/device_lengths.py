@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch
+from specengine.core.batch import AttentionBackend, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
 from specengine.kernels.attention.paged_attention_ref import paged_attention
 from specengine.kernels.attention.types import HeadNorms, PagedBatch
@@ -20,6 +21,10 @@ class DeviceLengths(TritonAttentionBackend):
     unguarded = ("_last",)
 
     _last: tuple[PagedBatch, int | None, int, Reading] | None = None
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> AttentionBackend:
+        return cls(device)
 
     def forward_fused(
         self,

@@ -18,7 +18,6 @@ from specengine.core.platforms.cpu import CpuPlatform
 from specengine.core.registry import ATTENTION_BACKENDS, PLATFORMS
 from specengine.runner.forward_graphs import prefill
 from specengine.runner.forward_graphs.keys import SMALL_PREFILLS
-from tests.support.device_lengths import DeviceLengths
 
 T = TypeVar("T")
 PLACE = "tests.support.fake_platform:FakePlatform"
@@ -189,17 +188,12 @@ def _tensors(output: Any) -> list[Tensor]:
     return [one for one in found if isinstance(one, Tensor)]
 
 
-def make_attention(device: torch.device) -> DeviceLengths:
-    return DeviceLengths(device)
-
-
 def use_fake_platform(monkeypatch: pytest.MonkeyPatch) -> FakePlatform:
     """From now on devices of the kind "cpu" are the fake's: one line of the registry, and one for
     its attention."""
     monkeypatch.setitem(PLATFORMS, "cpu", PLACE)
-    monkeypatch.setitem(
-        ATTENTION_BACKENDS, "device lengths", "tests.support.fake_platform:make_attention"
-    )
+    place = "tests.support.device_lengths:DeviceLengths"
+    monkeypatch.setitem(ATTENTION_BACKENDS, "device lengths", place)
     monkeypatch.setattr(platform, "_made", {})
     monkeypatch.setattr(prefill, "PREFILL_KEYS", SMALL_PREFILLS[:2])  # the others take minutes
     found = platform.platform_of(torch.device("cpu"))

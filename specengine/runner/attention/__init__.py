@@ -1,4 +1,5 @@
-"""Attention backends, one file each, made by name so that only the one in use is imported.
+"""Attention backends, one file and one line of core/registry.py's ATTENTION_BACKENDS each, made by
+name so that only the one in use is imported.
 
 engine/build.py makes those of an engine: one for all runners, or one for prompts, one for rounds
 and one for drafts (make_attention_backends). The interface is core.batch.AttentionBackend. Start
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specengine.core.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from specengine.core.batch import AttentionBackend
     from specengine.core.config import ModelConfig
+    from specengine.runner.attention.base import RegisteredBackend
 
 logger = logging.getLogger(__name__)
 
@@ -79,54 +80,18 @@ def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
     if name not in ATTENTION_BACKENDS:
         known = ", ".join(["auto", *ATTENTION_BACKENDS])
         raise ConfigError(f"attention backend {name!r} is unknown; known are {known}")
-    backend: AttentionBackend = load_place(ATTENTION_BACKENDS[name])(device)
-    return backend
+    return _registered(name).for_device(device)
 
 
-def make_torch(device: torch.device) -> AttentionBackend:
-    from specengine.runner.attention.torch_backend import TorchAttentionBackend
-
-    return TorchAttentionBackend()
-
-
-def make_triton(device: torch.device) -> AttentionBackend:
-    _require(has_triton(), "triton")
-    from specengine.runner.attention.triton_backend import TritonAttentionBackend
-
-    return TritonAttentionBackend(device)
+def runs_in_graphs(name: str) -> bool:
+    """Whether forwards of the backend `name` of core.registry.ATTENTION_BACKENDS can be captured in
+    graphs; "auto" chooses one whose can. Known before the backend is made."""
+    return name == "auto" or _registered(name).limits.graphs
 
 
-def make_flashinfer(device: torch.device) -> AttentionBackend:
-    _require(find_spec("flashinfer") is not None, "flashinfer-python")
-    _require_cuda(device, "flashinfer")
-    from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
-
-    return FlashInferAttentionBackend(device)
-
-
-def make_fa(device: torch.device) -> AttentionBackend:
-    _require(flash_attention.is_installed(), "sglang-kernel")
-    _require_cuda(device, "fa")
-    from specengine.runner.attention.flash_backend import FlashAttentionBackend
-
-    try:
-        flash = flash_attention.load()
-    except ImportError as error:
-        raise ConfigError(
-            f"FlashAttention 3 cannot be loaded ({error}); install a build for this PyTorch, or "
-            "use triton"
-        ) from error
-    return FlashAttentionBackend(flash)
-
-
-def _require(is_there: bool, package: str) -> None:
-    if not is_there:
-        raise ConfigError(f"{package} is not installed; install specengine[cuda]")
-
-
-def _require_cuda(device: torch.device, name: str) -> None:
-    if device.type != "cuda":
-        raise ConfigError(f"{name} needs a CUDA device; use torch on a CPU")
+def _registered(name: str) -> type[RegisteredBackend]:
+    found: type[RegisteredBackend] = load_place(ATTENTION_BACKENDS[name])
+    return found
 
 
 def _choose(device: torch.device) -> AttentionBackend:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
+from specengine.core.errors import ConfigError
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.core.tree import Tree
+from specengine.kernels.attention import flash_attention
 from specengine.kernels.attention.flash_merge import beside_sinks, merge
 from specengine.kernels.attention.types import FlashAttention, FlashKeys, FlashOutput
-from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.base import RegisteredBackend, attach_plan, require, require_cuda
 
 
 @dataclass
@@ -27,7 +29,7 @@ class FlashPlan:
     is_alone_T: Tensor | None = None
 
 
-class FlashAttentionBackend(AttentionBackend):
+class FlashAttentionBackend(RegisteredBackend):
     """Nothing is planned on the host. FlashAttention takes no mask: under a tree, rows attend to
     the prefix and to their ancestors in two calls, and the results are merged."""
 
@@ -42,6 +44,19 @@ class FlashAttentionBackend(AttentionBackend):
 
     def __init__(self, flash: FlashAttention) -> None:
         self.flash = flash
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> AttentionBackend:
+        require(flash_attention.is_installed(), "sglang-kernel")
+        require_cuda(device, "fa")
+        try:
+            flash = flash_attention.load()
+        except ImportError as error:
+            raise ConfigError(
+                f"FlashAttention 3 cannot be loaded ({error}); install a build for this PyTorch, "
+                "or use triton"
+            ) from error
+        return cls(flash)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return attach_plan(self.name, batch, FlashPlan(batch.max_seq_len))

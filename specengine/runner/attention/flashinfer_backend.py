@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.core.tree import Tree
 from specengine.kernels.attention.pack_tree_mask import pack_tree_mask
-from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.base import RegisteredBackend, attach_plan, require, require_cuda
 from specengine.runner.attention.flashinfer_wrappers import (
     HostLengths,
     Wrapper,
@@ -57,7 +58,7 @@ class FlashInferPlan:
     bits: TreeBits | None
 
 
-class FlashInferAttentionBackend(AttentionBackend):
+class FlashInferAttentionBackend(RegisteredBackend):
     """Every plan has its own wrapper, so that several may wait for their forwards. All forwards run
     on one stream; plans may be made on another (see WrapperPool).
 
@@ -76,6 +77,12 @@ class FlashInferAttentionBackend(AttentionBackend):
 
     def __init__(self, device: torch.device) -> None:
         self.wrappers = Wrappers(device)
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> AttentionBackend:
+        require(find_spec("flashinfer") is not None, "flashinfer-python")
+        require_cuda(device, "flashinfer")
+        return cls(device)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         pool = self.wrappers.pool(batch.forward_mode)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specengine.core.batch import AttentionBackend, AttnPlan, ForwardBatch
+from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.runner.attention import torch_native
-from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.base import RegisteredBackend, attach_plan
 from specengine.runner.attention.expansion import plan_expansion
 from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
@@ -20,7 +20,7 @@ _CALL_IN_COLUMNS = 100
 _MAX_PADDED_QUERIES = 64
 
 
-class TorchAttentionBackend(AttentionBackend):
+class TorchAttentionBackend(RegisteredBackend):
     """Chooses its operators and their shapes by the host's lengths, and so cannot be captured in a
     CUDA graph. `limits.plans_on_host` is False all the same: there is no plan that the device
     reads later."""

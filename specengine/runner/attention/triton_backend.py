@@ -11,14 +11,15 @@ from specengine.kernels.attention import rope_attention
 from specengine.kernels.attention.latent_attention import latent_attention
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.types import Expansion, HeadNorms, PagedBatch
-from specengine.runner.attention.base import attach_plan
+from specengine.kernels.dispatch import has_triton
+from specengine.runner.attention.base import RegisteredBackend, attach_plan, require
 from specengine.runner.attention.expansion import plan_expansion
 
 # A batch with more groups (requests x KV heads x tiles of queries) fills any GPU unsplit.
 _MAX_SPLIT_GROUPS = 4096
 
 
-class TritonAttentionBackend(AttentionBackend):
+class TritonAttentionBackend(RegisteredBackend):
     """A plan only collects tensors: nothing is computed on the host or on replay.
 
     An instance serves one stream: its forwards share the counters that merge split keys.
@@ -37,6 +38,11 @@ class TritonAttentionBackend(AttentionBackend):
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> AttentionBackend:
+        require(has_triton(), "triton")
+        return cls(device)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return self._plan(batch, batch.max_seq_len, plan_expansion(batch))
