@@ -11,6 +11,7 @@ Every section checks the type and range of its fields when it is made, and raise
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from specengine.core.graph_config import GraphConfig
@@ -118,25 +119,33 @@ class ScheduleConfig(Section):
 
 
 _DEFAULT_NODES = 8
+DRAFT_MODEL = "a draft model"  # owns options of all algorithms that draft with one
+_model = partial(option, owners=(DRAFT_MODEL,))
+_ngram = partial(option, owners=("NGRAM",))
+_suffix = partial(option, owners=("SUFFIX", "hybrid_suffix"))
+_relaxed = partial(option, owners=("relaxed",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecConfig(Section):
+    """Owners of its options are names of DRAFTERS, of VERIFIERS or of its own fields, or
+    DRAFT_MODEL."""
+
     flag_prefix: ClassVar[str] = "speculative_"
 
     algorithm: str | None = option(
         None, f"how to draft: {', '.join(DRAFTERS)}; default: not at all"
     )
-    draft_model_path: str | None = option(
+    draft_model_path: str | None = _model(
         None,
         "draft model: a directory, hub id or built-in name; default: the one that ships, if any",
     )
-    token_map: str | None = option(
+    token_map: str | None = _model(
         None,
         "file of the token ids that an EAGLE draft may say, the others' rows of its head are not "
         "computed: JSON, safetensors, or SGLang's .pt; `specengine data token-map` makes one",
     )
-    num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")
+    num_steps: int | None = _model(None, "depth of a draft model's drafts; default 3")
     adaptive: bool = option(
         True, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
     )
@@ -145,44 +154,48 @@ class SpecConfig(Section):
         "JSON file of round costs for adaptive, made where there is none yet; default: measured at "
         "start for drafters on a GPU, learned from the rounds for others",
     )
-    eagle_topk: int = option(1, "branches a draft model tries a token; 1 drafts a chain")
+    eagle_topk: int = _model(1, "branches a draft model tries a token; 1 drafts a chain")
     num_draft_tokens: int | None = option(
         None, "nodes sent to verification, root included; default 8, for a model's chain steps + 1"
     )
-    draft_sampling: bool = option(
+    draft_sampling: bool = _model(
         False, "sample drafts from the draft model where requests sample; default: its best tokens"
     )
-    static_tree: bool = option(False, "shape a draft model's trees by rank, not by probability")
+    static_tree: bool = _model(False, "shape a draft model's trees by rank, not by probability")
     verify: str = option(
         "auto",
         "which drafted tokens stand; a lossy rule, such as relaxed, says so in every result",
         ("auto", *VERIFIERS),
     )
-    relaxed_top_k: int = option(3, "relaxed: tokens that may stand, the target's best")
-    relaxed_delta: float = option(0.3, "relaxed: how much less probable than the best they may be")
-    ngram_branches: int = option(1, "continuations tried a match; 1 drafts a chain, more a tree")
-    ngram_min_match: int = option(2, "shortest suffix that counts as a match, in tokens")
-    ngram_max_match: int = option(12, "longest suffix looked up, in tokens")
-    ngram_shared_corpus: bool = option(
+    relaxed_top_k: int = _relaxed(3, "relaxed: tokens that may stand, the target's best")
+    relaxed_delta: float = _relaxed(
+        0.3, "relaxed: how much less probable than the best they may be"
+    )
+    ngram_branches: int = _ngram(1, "continuations tried a match; 1 drafts a chain, more a tree")
+    ngram_min_match: int = _ngram(2, "shortest suffix that counts as a match, in tokens")
+    ngram_max_match: int = _ngram(12, "longest suffix looked up, in tokens")
+    ngram_shared_corpus: bool = _ngram(
         False, "also match earlier outputs of other requests (their text can show in timing)"
     )
-    ngram_corpus_tokens: int = option(1_000_000, "capacity of the shared corpus, in tokens")
-    suffix_max_depth: int = option(64, "longest stretch of text that is counted, in tokens")
-    suffix_factor: float = option(2.0, "tokens drafted a token that matches; see suffix_offset")
-    suffix_offset: float = option(1.0, "drafts have at most suffix_factor * match + this tokens")
-    suffix_min_prob: float = option(0.1, "smallest estimated probability of a drafted path")
-    suffix_branches: int = option(1, "continuations tried a token; 1 drafts a chain, more a tree")
-    suffix_shared_corpus: bool = option(
+    ngram_corpus_tokens: int = _ngram(1_000_000, "capacity of the shared corpus, in tokens")
+    suffix_max_depth: int = _suffix(64, "longest stretch of text that is counted, in tokens")
+    suffix_factor: float = _suffix(2.0, "tokens drafted a token that matches; see suffix_offset")
+    suffix_offset: float = _suffix(1.0, "drafts have at most suffix_factor * match + this tokens")
+    suffix_min_prob: float = _suffix(0.1, "smallest estimated probability of a drafted path")
+    suffix_branches: int = _suffix(1, "continuations tried a token; 1 drafts a chain, more a tree")
+    suffix_shared_corpus: bool = _suffix(
         False, "also match earlier outputs of other requests (their text can show in timing)"
     )
-    suffix_corpus_tokens: int = option(
+    suffix_corpus_tokens: int = _suffix(
         1_000_000, "capacity of the shared corpus, in tokens of about 150 bytes"
     )
     simulate_accept_length: float | None = option(
         None, "measure speed: force this accepted length on every round, whatever the output"
     )
     hybrid_suffix: bool = option(False, "let long suffix matches override the algorithm's drafts")
-    hybrid_suffix_min_match: int = option(8, "shortest match that overrides, in tokens")
+    hybrid_suffix_min_match: int = option(
+        8, "shortest match that overrides, in tokens", owners=("hybrid_suffix",)
+    )
 
     @property
     def max_nodes(self) -> int:

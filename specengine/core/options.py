@@ -24,11 +24,16 @@ HIDDEN = "(hidden)"  # stands for a secret where a configuration is shown
 
 
 def option(
-    default: Any, help: str, choices: tuple[Any, ...] | None = None, is_secret: bool = False
+    default: Any,
+    help: str,
+    choices: tuple[Any, ...] | None = None,
+    is_secret: bool = False,
+    owners: tuple[str, ...] = (),
 ) -> Any:
     """A configuration field with its help text, and the values it may take. is_secret: its value
-    is not shown, neither in repr nor where a configuration is printed."""
-    metadata = {"help": help, "choices": choices, "is_secret": is_secret}
+    is not shown, neither in repr nor where a configuration is printed. owners: the option does
+    nothing unless one of these is in use; what they name, its section says."""
+    metadata = {"help": help, "choices": choices, "is_secret": is_secret, "owners": owners}
     return field(default=default, repr=not is_secret, metadata=metadata)
 
 
@@ -48,6 +53,7 @@ class Option:
     help: str
     choices: tuple[Any, ...] | None
     is_secret: bool = False
+    owners: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -174,4 +180,5 @@ def _option(f: Any, hint: Any, prefix: str) -> Option:
         help=f.metadata.get("help", ""),
         choices=f.metadata.get("choices"),
         is_secret=f.metadata.get("is_secret", False),
+        owners=f.metadata.get("owners", ()),
     )

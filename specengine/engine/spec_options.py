@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from specengine.core.config import SpecConfig
+from specengine.core.config import DRAFT_MODEL, SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
+from specengine.core.options import Option
 from specengine.core.registry import DRAFTERS, VERIFIERS
 from specengine.engine.factories import (
     check_algorithm,
@@ -18,10 +19,6 @@ from specengine.engine.factories import (
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8
-# Of all algorithms that draft with a model.
-_MODEL_OPTIONS = (
-    *("draft_model_path", "token_map", "num_steps", "eagle_topk", "draft_sampling", "static_tree"),
-)
 
 
 def resolve_spec(spec: SpecConfig) -> SpecConfig:
@@ -44,49 +41,55 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
 
 
 def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
-    """Those of a rule or an algorithm which was not asked for: their names begin with its name."""
-    wanted = {
-        **{f"{name}_": (spec.verify == name, f"--speculative-verify {name}") for name in VERIFIERS},
-        "hybrid_suffix_": (spec.hybrid_suffix, "--speculative-hybrid-suffix"),
-    }
-    for name in DRAFTERS:
-        beside = bool(getattr(spec, f"hybrid_{name.lower()}", False))
-        is_used = beside or name == algorithm
-        wanted[f"{name.lower()}_"] = (is_used, f"--speculative-algorithm {name}")
-    for field, flag in _given(spec):
-        if field in _MODEL_OPTIONS:
-            continue
-        for prefix, (is_used, remedy) in wanted.items():
-            if field.startswith(prefix) and not is_used:
-                raise ConfigError(
-                    f"{flag} does nothing without {remedy}; leave it out, or add that"
-                )
+    """Those of which no owner was asked for."""
+    for option in _given(spec):
+        owners = [one for one in option.owners if one != DRAFT_MODEL]
+        if owners and not any(_is_used(spec, algorithm, one) for one in owners):
+            raise ConfigError(
+                f"{option.flag} does nothing without {_remedy(owners[0])}; leave it out, or add "
+                "that"
+            )
+
+
+def _is_used(spec: SpecConfig, algorithm: str, owner: str) -> bool:
+    if owner in DRAFTERS:
+        return owner == algorithm
+    return spec.verify == owner if owner in VERIFIERS else bool(getattr(spec, owner))
+
+
+def _remedy(owner: str) -> str:
+    """What asks for an owner of options."""
+    if owner in DRAFTERS:
+        return f"--speculative-algorithm {owner}"
+    if owner in VERIFIERS:
+        return f"--speculative-verify {owner}"
+    return SpecConfig.options()[owner].flag
 
 
 def _refuse_all_options(spec: SpecConfig) -> None:
-    for field, flag in _given(spec):
-        if field != "adaptive":  # where nothing is drafted, nothing adapts
+    for option in _given(spec):
+        if option.name != "adaptive":  # where nothing is drafted, nothing adapts
             raise ConfigError(
-                f"{flag} does nothing without --speculative-algorithm; leave it out, or add that, "
-                f"with one of {', '.join(DRAFTERS)}"
+                f"{option.flag} does nothing without --speculative-algorithm; leave it out, or add "
+                f"that, with one of {', '.join(DRAFTERS)}"
             )
 
 
 def _refuse_model_options(spec: SpecConfig) -> None:
-    for field, flag in _given(spec):
-        if field in _MODEL_OPTIONS:
+    for option in _given(spec):
+        if DRAFT_MODEL in option.owners:
             raise ConfigError(
-                f"{flag} is for algorithms that draft with a model "
+                f"{option.flag} is for algorithms that draft with a model "
                 f"({', '.join(drafters_with_models())}); leave it out with {spec.algorithm}"
             )
 
 
-def _given(spec: SpecConfig) -> Iterator[tuple[str, str]]:
-    """(field, flag) of each option that differs from its default."""
+def _given(spec: SpecConfig) -> Iterator[Option]:
+    """Each option that differs from its default."""
     plain = SpecConfig()
     for field, option in SpecConfig.options().items():
         if getattr(spec, field) != getattr(plain, field):
-            yield field, option.flag
+            yield option
 
 
 def _refuse_token_map(spec: SpecConfig, algorithm: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 
 from specengine import LLM
 from specengine.core.batch import ScheduleBatch
-from specengine.core.config import SpecConfig
+from specengine.core.config import DRAFT_MODEL, SpecConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.registry import DRAFTERS
+from specengine.core.options import Option
+from specengine.core.registry import DRAFTERS, VERIFIERS
 from specengine.core.spec import DraftProposal
 from specengine.engine.spec_options import draft_slots, resolve_spec
 
@@ -116,6 +118,32 @@ def test_without_an_algorithm_no_option_of_drafts_does_anything(
     assert resolve_spec(SpecConfig()) == SpecConfig()
 
 
+OWNED = [one for one in SpecConfig.options().values() if one.owners]
+
+
+def other_value(option: Option) -> Any:
+    """One that is not the default, and lies in the option's range."""
+    if option.base in (bool, str):
+        return not option.default if option.base is bool else "x"
+    return option.default * 0.75 if option.base is float else (option.default or 1) + 1
+
+
+@pytest.mark.parametrize("option", OWNED, ids=lambda option: option.name)
+def test_option_is_refused_without_its_owner(option: Option) -> None:
+    known = {*DRAFTERS, *VERIFIERS, *SpecConfig.options(), DRAFT_MODEL}
+    assert known.issuperset(option.owners)
+    algorithm = "SUFFIX" if "SUFFIX" not in option.owners else "NGRAM"
+    with pytest.raises(ConfigError, match=f"{option.flag} (does nothing|is for algorithms)"):
+        resolve_spec(SpecConfig(algorithm=algorithm, **{option.name: other_value(option)}))
+
+
+def test_options_named_after_an_algorithm_or_a_rule_are_owned_by_it() -> None:
+    for name in (*DRAFTERS, *VERIFIERS):
+        named = [one for one in SpecConfig.options() if one.startswith(f"{name.lower()}_")]
+        owners = [SpecConfig.options()[one].owners for one in named]
+        assert all(name in one or DRAFT_MODEL in one for one in owners)
+
+
 def test_kv_slots_of_a_tree() -> None:
     """Its root, and topk nodes of every level but the last."""
     assert draft_slots(resolve_spec(SpecConfig(algorithm="EAGLE", num_steps=5))) == 0
@@ -127,10 +155,12 @@ def test_kv_slots_of_a_tree() -> None:
 def test_options_of_a_drafter_with_a_model_are_refused_under_other_algorithms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIMULATE stands for a name with which an option of SpecConfig begins."""
     fields = {"algorithm": "NGRAM", "simulate_accept_length": 2.0}
     resolved(**fields)
     monkeypatch.setitem(DRAFTERS, "SIMULATE", f"{__name__}:WideDrafter")
+    options = dict(SpecConfig.options())
+    owned = replace(options["simulate_accept_length"], owners=("SIMULATE",))
+    monkeypatch.setattr(SpecConfig, "options", staticmethod(lambda: options | {owned.name: owned}))
     with pytest.raises(ConfigError, match=r"accept-length does nothing without .* SIMULATE"):
         resolved(**fields)
     assert resolve_spec(SpecConfig(**fields | {"algorithm": "simulate"})).num_steps == 3
