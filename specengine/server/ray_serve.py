@@ -107,20 +107,10 @@ class EngineReplica:
 
     async def describe(self) -> tuple[bytes, dict[str, bytes]]:
         """EngineInfo, and the files of the tokenizer by name."""
-        parts = self._parts
-        info = EngineInfo(
-            endpoint="",
-            tokenizer="",
-            model_name=parts.model_name,
-            context_length=parts.context_length,
-            vocab_size=parts.vocab_size,
-            is_embedding=parts.pooling is not None,
-            config=parts.config,
-            sampling_defaults=parts.sampling_defaults,
-        )
+        info = EngineInfo.of(self._parts)
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "tokenizer"
-            save_tokenizer(parts.tokenizer, str(place))
+            save_tokenizer(self._parts.tokenizer, str(place))
             files = {one.name: one.read_bytes() for one in place.iterdir()}
         return _encode(info), files
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -128,6 +129,31 @@ def test_keys_of_many_more_bytes_than_a_message_reach_a_front_end() -> None:
 
     assert asyncio.run(run()) == (start, keys)
     assert [*messages_of([])] == []
+
+
+def test_engine_is_described_by_its_parts() -> None:
+    parts: Any = SimpleNamespace(
+        model_name="m",
+        context_length=200,
+        vocab_size=257,
+        pooling=object(),
+        config=EngineConfig(),
+        sampling_defaults={"top_p": 0.5},
+    )
+    place: Any = {"endpoint": "ipc://x", "tokenizer": "folder", "number": 3}
+    info = EngineInfo.of(parts, **place)
+    assert info == EngineInfo(
+        **place,
+        model_name="m",
+        context_length=200,
+        vocab_size=257,
+        is_embedding=True,
+        config=parts.config,
+        sampling_defaults=parts.sampling_defaults,
+    )
+    parts.pooling = None
+    plain = EngineInfo.of(parts)
+    assert (plain.is_embedding, plain.endpoint, plain.tokenizer, plain.number) == (False, "", "", 0)
 
 
 def test_failure_to_load_keeps_its_class() -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +17,9 @@ from msgspec import Struct
 from specengine.core import errors
 from specengine.core.config import EngineConfig
 from specengine.core.errors import SpecEngineError
+
+if TYPE_CHECKING:
+    from specengine.engine.parts import EngineParts
 
 MAX_BYTES = 2**17  # of a message: below the smallest buffer that Linux gives a socket
 
@@ -45,6 +49,24 @@ class EngineInfo(Struct, tag="engine_info"):
     config: EngineConfig
     number: int = 0  # among the engines of the server
     sampling_defaults: dict[str, float] = {}
+
+    @classmethod
+    def of(
+        cls, parts: EngineParts, *, endpoint: str = "", tokenizer: str = "", number: int = 0
+    ) -> EngineInfo:
+        """endpoint, tokenizer: where front ends reach the engine and read its tokenizer; empty
+        where something else carries both."""
+        return cls(
+            endpoint=endpoint,
+            tokenizer=tokenizer,
+            model_name=parts.model_name,
+            context_length=parts.context_length,
+            vocab_size=parts.vocab_size,
+            is_embedding=parts.pooling is not None,
+            config=parts.config,
+            number=number,
+            sampling_defaults=parts.sampling_defaults,
+        )
 
 
 class Keys(Struct, tag="keys"):

@@ -96,17 +96,8 @@ class EngineProcess:
         self._host = host
         self._router.bind(start.endpoint)
         save_tokenizer(engine.parts.tokenizer, start.tokenizer)
-        parts = engine.parts
-        info = EngineInfo(
-            start.endpoint,
-            start.tokenizer,
-            parts.model_name,
-            parts.context_length,
-            parts.vocab_size,
-            parts.pooling is not None,
-            parts.config,
-            start.number,
-            parts.sampling_defaults,
+        info = EngineInfo.of(
+            engine.parts, endpoint=start.endpoint, tokenizer=start.tokenizer, number=start.number
         )
         alive = Alive(start.alive)
         alive.beat()
