@@ -21,6 +21,7 @@ _RENAMED = {
     "no_stop_trim": "include_stop_str_in_output",
     "sampling_seed": "seed",
 }
+_SGLANG_NAMES = {ours: theirs for theirs, ours in _RENAMED.items()}
 
 
 class NativeSampling(CommonSampling):
@@ -34,7 +35,7 @@ class NativeSampling(CommonSampling):
         "structural_tag": (),
     }
 
-    instead: ClassVar[dict[str, str]] = {ours: theirs for theirs, ours in _RENAMED.items()}
+    instead: ClassVar[dict[str, str]] = _SGLANG_NAMES
 
     max_new_tokens: int | None = 128
     min_new_tokens: int | None = None
@@ -100,11 +101,10 @@ def _schema(text: str) -> dict[str, Any] | str:
 
 def _of_params(error: RequestError, place: str) -> RequestError:
     """The same error, under the names of this endpoint."""
-    names = {ours: theirs for theirs, ours in _RENAMED.items()}
     param = error.param or ""
     if param.startswith(PARAMS):
         return error
     message = str(error)
-    for ours, theirs in names.items():
+    for ours, theirs in _SGLANG_NAMES.items():
         message = message.replace(ours, theirs)
-    return RequestError(message, f"{place}.{names.get(param, param)}".removesuffix("."))
+    return RequestError(message, f"{place}.{_SGLANG_NAMES.get(param, param)}".removesuffix("."))
