@@ -16,7 +16,7 @@ from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, 
 from specengine.kernels.experts.types import Router as RouterWeights
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weight_device
-from specengine.layers.module import Module
+from specengine.layers.module import Module, empty_parameter
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
 MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel | None]
@@ -82,10 +82,10 @@ class Experts(Module):
         self.count, self.device = count, torch.empty(0).device
         self.num_chosen = spec.num_chosen  # of each row
         place = weight_device()
-        self.gate_up = _parameter(count, 2 * inner, hidden_size, device=place)
-        self.down = _parameter(count, hidden_size, inner, device=place)
-        self.gate_up_bias = _parameter(count, 2 * inner) if bias else None
-        self.down_bias = _parameter(count, hidden_size) if bias else None
+        self.gate_up = empty_parameter(count, 2 * inner, hidden_size, device=place)
+        self.down = empty_parameter(count, hidden_size, inner, device=place)
+        self.gate_up_bias = empty_parameter(count, 2 * inner) if bias else None
+        self.down_bias = empty_parameter(count, hidden_size) if bias else None
         self.kernels: list[tuple[LinearKernel, LinearKernel]] | None = None
         self.packed: PackedExpertWeights | None = None
         self.incoming: dict[str, IncomingExpert] | None = None  # while a checkpoint is read
@@ -169,7 +169,7 @@ class Experts(Module):
         assert self.gate_up is not None
         assert self.down is not None
         self.gate_up, self.down = (
-            _parameter(*one.shape, device=self.device, dtype=one.dtype)
+            empty_parameter(*one.shape, device=self.device, dtype=one.dtype)
             for one in (self.gate_up, self.down)
         )
         shards = ((name, place) for name, place, _ in self.named_shards())
@@ -201,9 +201,3 @@ class Experts(Module):
                 return
             found.append((pair[0], pair[1]))
         self.kernels, self.gate_up, self.down = found, None, None
-
-
-def _parameter(
-    *shape: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)

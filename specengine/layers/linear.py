@@ -16,6 +16,7 @@ from specengine.core.parallel import AnyCut, Cut, VocabularyCut, communicator
 from specengine.kernels.linear import few_row, split_linear
 from specengine.kernels.linear.quantised import Fp8Input
 from specengine.kernels.opaque import is_traced
+from specengine.layers.module import empty_parameter
 from specengine.layers.split_ops import Numbered, run_module, sum_over
 
 # Of weights that are not quantised.
@@ -84,8 +85,8 @@ class Linear(Numbered):
         self.in_features = in_features
         self.out_features = out_features
         self.device = torch.empty(0).device  # where it runs, also while its weight is deferred
-        self.weight = _parameter(out_features, in_features, device=weight_device())
-        self.bias = _parameter(out_features, device=self.device) if bias else None
+        self.weight = empty_parameter(out_features, in_features, device=weight_device())
+        self.bias = empty_parameter(out_features, device=self.device) if bias else None
         self.kernel: LinearKernel | None = None
         self._takes: Fp8Input | None = None
         self.incoming: list[IncomingWeight] | None = None  # while a checkpoint is read
@@ -281,7 +282,3 @@ class LMHead(Linear):
         """Use the embedding's own rows."""
         assert isinstance(embedding, nn.Parameter)
         self.weight = embedding
-
-
-def _parameter(*shape: int, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, device=device), requires_grad=False)

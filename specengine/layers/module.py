@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -19,3 +20,10 @@ class Module(nn.Module):
         super().__setattr__(name, value)
         if name in vars(self).get("_modules", ()):
             vars(self)[name] = value
+
+
+def empty_parameter(
+    *shape: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> nn.Parameter:
+    """A parameter of uninitialised memory, without gradients; None is PyTorch's default."""
+    return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)
