@@ -108,8 +108,8 @@ class LatentSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Sizes of a decoder layer, which every path computes, then what it may have beside them. The
-    defaults are Llama's: every field but the sizes has one."""
+    """A decoder layer: its sizes and the epsilon of its norms, which every path computes and which
+    have no default; then what it may have beside them. The defaults are Llama's."""
 
     hidden_size: int
     intermediate_size: int
