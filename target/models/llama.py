@@ -137,18 +137,26 @@ def _gguf_biases(file: GgufFile) -> dict[str, Any]:
 
 
 class LlamaForCausalLM(Module):
-    """A core.interfaces.DecoderModel. A family overrides what differs: `layer_spec`,
+    """A core.model.DecoderModel. A family overrides what differs: `layer_spec`,
     `layer_specs` where layers differ in more than windows and experts, `sliding_windows`,
     `experts`, `multipliers`, `logits_softcap`; and `own_tensors`, where renaming does not do.
 
-    tensor_names: parts of tensors' names between dots, as checkpoints have them -> as DecoderLayer
-    has them. has_rotary_pairs: checkpoints keep rotary pairs side by side. gguf: how GGUF files
-    hold the family. extends_config: model_type of the configuration that the family extends, where
-    transformers has none of its own. config_defaults: of its config.json's fields, where that
-    configuration has others, or none. language_parts: model_type of nested configurations whose
-    language part this family is, where transformers has no causal class of them. None of the four
-    is inherited. small_config: fields that show what the
-    family has, of the small model that tests make of it.
+    Inherited by a family that extends another, as methods are:
+
+    - tensor_names: parts of tensors' names between dots, as checkpoints have them -> as
+      DecoderLayer has them.
+    - has_rotary_pairs: checkpoints keep rotary pairs side by side.
+    - small_config: fields that show what the family has, of the small model that tests make of it.
+
+    Not inherited, but read from the family's own class body (runner/loader/family.py and
+    language_part.py); a family without one has none:
+
+    - gguf: how GGUF files hold the family; None or none: they do not load.
+    - extends_config: model_type of the configuration that the family extends, where transformers
+      has none of its own.
+    - config_defaults: of its config.json's fields, where that configuration has others, or none.
+    - language_parts: model_type of nested configurations whose language part this family is, where
+      transformers has no causal class of them.
     """
 
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
