@@ -132,8 +132,8 @@ def keep(
                 node = starts[b] + nodes[b, k]
                 memory[rows[b]] = decays[node] * memory[rows[b]] + keys[node] outer deltas[node]
 
-    and its last inputs with it. One a layer each, views of tensors [L, ...]. Any device; one
-    Triton kernel on CUDA, for all layers together.
+    and its last inputs with it. One a layer each, views of tensors [L, ...]. Any device; two
+    Triton kernels on CUDA, each for all layers together.
     """
     if use_triton(backend, paths.rows_B):
         from specengine.kernels.delta import delta_rule_triton
