@@ -151,7 +151,7 @@ class LlamaForCausalLM(Module):
     Not inherited, but read from the family's own class body (runner/loader/family.py and
     language_part.py); a family without one has none:
 
-    - gguf: how GGUF files hold the family; None or none: they do not load.
+    - gguf: how GGUF files hold the family; without it, or where it is None, none load.
     - extends_config: model_type of the configuration that the family extends, where transformers
       has none of its own.
     - config_defaults: of its config.json's fields, where that configuration has others, or none.
