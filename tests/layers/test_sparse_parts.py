@@ -22,7 +22,6 @@ from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.linear import Linear
 from specengine.layers.linear_cpu import Int8Linear, pack_linears
-from specengine.layers.quantization import linears
 from specengine.layers.quantization.linears import QuantisedLinear
 from specengine.layers.sparse_mlp import SparseMLP
 
@@ -181,7 +180,7 @@ def test_a_packed_product_leaves_parts_where_its_kernel_does(
         assert layer.parts(x).shape == (3, 24)  # on a CPU it does not
         left = torch.ones(2, 3, 24)
         spied = replace(FORMAT, parts=lambda x, weight, left=left: left)
-        monkeypatch.setattr(linears, "format_of", lambda part, spied=spied: spied)
+        monkeypatch.setattr(layer.kernel, "formats", [spied])
         assert (layer.parts(x) is left) is not bias
         monkeypatch.undo()
 

@@ -48,12 +48,14 @@ class QuantisedLinear:
 
     def __init__(self, parts: Sequence[Part], bias: Tensor | None) -> None:
         self.parts = list(parts)
+        # Found here and not in a forward: Dynamo warns of the cached look-up, where it traces one.
+        self.formats = [format_of(part) for part in self.parts]
         sizes = [part.shape[0] for part in self.parts]
         self.biases = [None] * len(sizes) if bias is None else list(torch.split(bias, sizes))
 
     def __call__(self, x: Tensor) -> Tensor:
-        pairs = zip(self.parts, self.biases, strict=True)
-        outputs = [_multiply(x, part, bias) for part, bias in pairs]
+        each = zip(self.formats, self.parts, self.biases, strict=True)
+        outputs = [_multiply(x, form, part, bias) for form, part, bias in each]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def parts_of(self, x: Tensor) -> Tensor | None:
@@ -90,7 +92,7 @@ class QuantisedLinear:
     @property
     def _single(self) -> LinearFormat | None:
         """The format of a single product; None where there are several."""
-        return format_of(self.parts[0]) if len(self.parts) == 1 else None
+        return self.formats[0] if len(self.formats) == 1 else None
 
     @property
     def num_bytes(self) -> int:
@@ -218,10 +220,9 @@ def _keeps_precision(module: Linear) -> bool:
     return isinstance(module, LMHead) or module.keeps_precision or module.keeps_plain
 
 
-def _multiply(x: Tensor, part: Part, bias: Tensor | None) -> Tensor:
-    multiply = format_of(part).multiply
-    assert multiply is not None  # _read_parts refuses such a weight
-    return multiply(x, part, bias)
+def _multiply(x: Tensor, form: LinearFormat, part: Part, bias: Tensor | None) -> Tensor:
+    assert form.multiply is not None  # _read_parts refuses such a weight
+    return form.multiply(x, part, bias)
 
 
 def _bytes(part: Part) -> int:
