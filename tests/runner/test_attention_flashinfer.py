@@ -98,10 +98,10 @@ def test_what_it_cannot_serve_is_refused_by_name() -> None:
 
 def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     missing, there = (lambda name: None), (lambda name: object())
-    monkeypatch.setattr("specengine.runner.attention.find_spec", missing)
+    monkeypatch.setattr("specengine.runner.attention.flashinfer_backend.find_spec", missing)
     with pytest.raises(ConfigError, match=r"flashinfer-python is not.*specengine\[cuda\]"):
         make_attention_backend("flashinfer", CUDA)
-    monkeypatch.setattr("specengine.runner.attention.find_spec", there)
+    monkeypatch.setattr("specengine.runner.attention.flashinfer_backend.find_spec", there)
     with pytest.raises(ConfigError, match="flashinfer needs a CUDA device"):
         make_attention_backend("flashinfer", CPU)
 
