@@ -75,7 +75,7 @@ def chat_text(
 
 
 def _check_names(tokenizer: Any, variables: Mapping[str, Any]) -> None:
-    """Variables may not stand for parameters of apply_chat_template: one is the template itself."""
+    """Variables may not replace parameters of apply_chat_template: one is the template itself."""
     taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
     for name in variables:
         if name in taken:

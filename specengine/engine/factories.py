@@ -46,7 +46,7 @@ def registered_verifiers() -> dict[str, TreeVerifier]:
 
 
 def has_two_sources(spec: SpecConfig) -> bool:
-    """Whether lookup stands beside a drafter of another kind: its `lookup` will be there. Two
+    """Whether lookup is used together with a drafter of another kind, as its `lookup`. Two
     lookup drafters are one source."""
     if spec.algorithm is None or not spec.hybrid_suffix:
         return False
@@ -60,14 +60,14 @@ def max_nodes(spec: SpecConfig) -> int:
 
 def make_drafter(context: DraftContext) -> Drafter:
     """Raises ConfigError for an unknown algorithm, or one that --speculative-hybrid-suffix cannot
-    stand beside."""
+    be used with."""
     name = context.spec.algorithm
     drafter = EmptyDrafter() if name is None else drafter_class(name).from_context(context)
     if not context.spec.hybrid_suffix:
         return drafter
     if not drafter.can_be_hybrid:
         raise ConfigError(
-            "--speculative-hybrid-suffix stands beside another drafter; for suffix matches alone "
+            "--speculative-hybrid-suffix goes with another drafter; for suffix matches alone "
             "use --speculative-algorithm SUFFIX without it"
         )
     min_match = context.spec.hybrid_suffix_min_match
@@ -84,8 +84,8 @@ def check_algorithm(name: str) -> str:
 
 
 def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
-    """Raises ConfigError where the verifier asked for cannot judge what the drafter proposes; says
-    so where it is lossy."""
+    """Raises ConfigError where the chosen verifier cannot verify what the drafter proposes; logs it
+    where it is lossy."""
     if spec.simulate_accept_length is not None:
         logger.warning("--speculative-simulate-accept-length is lossy: text means nothing")
         return SimulatedVerifier(spec.simulate_accept_length)

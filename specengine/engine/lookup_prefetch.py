@@ -24,7 +24,7 @@ class LookupPrefetch:
 
     def __init__(self, drafter: Drafter, scheduler: Scheduler, cuts: bool = False) -> None:
         """cuts: drafts are made as long as they can be and then cut, as in rounds of the host: a
-        verifier makes other tokens of other drafts, and a draft made for less room may be
+        verifier makes other tokens of other drafts, and a draft made for fewer tokens may be
         another."""
         self.drafter = drafter
         self.scheduler = scheduler

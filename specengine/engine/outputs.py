@@ -102,8 +102,8 @@ class EngineStats:
 
 
 def add_stats(total: SpecStats, one: SpecStats) -> None:
-    """Add the counters of `one` to `total`. Of the depths that stood last, the one added last
-    remains."""
+    """Add the counters of `one` to `total`. `depth` is that of the one added last,
+    if it has one."""
     total.num_rounds += one.num_rounds
     total.num_draft_tokens += one.num_draft_tokens
     total.num_accepted += one.num_accepted

@@ -36,7 +36,7 @@ class RoundPipeline:
         launch             no round is in flight         any                 committed
 
     Drafts from lookup need that text, so `_follow` leaves their rounds out: where lookup drafts
-    alone, it follows a round without drafts by another; where lookup stands beside a model, also
+    alone, it follows a round without drafts by another; where a model drafts too, also
     while no text can match. `_follow_collected` is for drafters that draft ahead (LookupPrefetch).
     """
 

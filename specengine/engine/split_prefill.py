@@ -72,7 +72,7 @@ class SplitPrefills:
     _turn_after: int | None = None  # how many rounds had been launched before the last turn
     _round_ended: float | None = None  # the last one, if nothing but rounds has run since
     _beside: SplitDecision | None = None  # what ran while the round did
-    _in_turn: float = 0.0  # seconds of turns that are not told to the policy
+    _in_turn: float = 0.0  # seconds of turns that the policy has not observed
 
     def __post_init__(self) -> None:
         self.prompts.settle = self.settle
@@ -198,7 +198,7 @@ class SplitPrefills:
                 self.streams.launch(None, partial(job.forget, gone))
 
     def _start(self, batch: ScheduleBatch) -> None:
-        """All that the forward is told of its requests is read now: they may leave before its
+        """All that the forward needs of its requests is read now: they may leave before its
         first layer."""
         self.interrupt()
         self.streams.begin()

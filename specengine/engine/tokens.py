@@ -111,7 +111,7 @@ class Vocabulary:
         return self.pieces[token]
 
     def text_of(self, token: int) -> str:
-        """U+FFFD stands where the token has no whole character."""
+        """U+FFFD where the token has no whole character."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def _find(self, token: int) -> bytes:

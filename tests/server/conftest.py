@@ -47,7 +47,7 @@ def make_tokenizer() -> Any:
 
 DEPTHS = [  # of rounds, in turns
     DepthChoice(4, "batch 2: K=4, 1.50x of none; acceptance 0.80", 1.5),
-    DepthChoice(6, "batch 2: K=6 tried for a round; K=4 stands", 1.45),
+    DepthChoice(6, "batch 2: K=6 tried for a round; K=4 is kept", 1.45),
 ]
 
 

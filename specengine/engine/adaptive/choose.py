@@ -152,7 +152,7 @@ class ChoicePolicy:
 
     def _probe(self, state: BucketState, target: DraftShape, estimate: Estimate) -> DepthChoice:
         state.probed, state.last_probe = state.round, target
-        tried = f"{target} tried for a round; {state.kept_shape} stands"
+        tried = f"{target} tried for a round; {state.kept_shape} is kept"
         reason = f"batch {estimate.batch_size}: {tried}"
         return DepthChoice(target.num_steps, reason, estimate.gain(target), target.num_nodes)
 
@@ -222,7 +222,7 @@ class DrafterPause:
         """Rounds of each in turn."""
         self.paused = paused
         self.active = active
-        self._rounds = 0  # since plain decoding stands
+        self._rounds = 0  # since plain decoding is the kept choice
 
     def is_paused(self, kept_steps: int | None) -> bool:
         """Whether the next round is paused; call it once a round. kept_steps: num_steps of the kept

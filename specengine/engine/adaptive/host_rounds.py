@@ -18,8 +18,8 @@ from specengine.engine.round.host import HostRound
 class AdaptiveRound:
     """Runs rounds on the host, times them, and learns from each before the next.
 
-    limit: from which the drafter reads the most nodes of a request. A drafter of chains is told the
-    depth by it before it drafts, which saves work; trees are cut after drafting. link: to other
+    limit: from which the drafter reads the most nodes of a request. A drafter of chains gets the
+    depth from it before it drafts, which saves work; trees are cut after drafting. link: to other
     ranks, where rank 0 chooses.
     """
 

@@ -22,7 +22,7 @@ class DepthChooser:
     (Leviathan et al. 2023, section 3). K = 0, plain decoding, is one of the choices. Where the
     drafter ranks the nodes of its trees, smaller trees of a depth are choices too.
 
-    What stands, and the budget of probes, are kept for each bucket of batch sizes: what was lost at
+    Each bucket of batch sizes has a current choice and a budget of probes of its own: time lost at
     one does not keep another from its best choice. The choice depends on outcomes and times of past
     rounds alone, so it biases no sampled draft.
     """
@@ -106,8 +106,8 @@ class DepthChooser:
         return self._bucket(batch_size).kept
 
     def resolved(self, choice: DepthChoice) -> DepthChoice:
-        """The choice with the figures of now, if it stands for the batch size of the last round;
-        else unchanged."""
+        """The choice with the current figures, if it is the current choice for the last round's
+        batch size; else unchanged."""
         if self._batch_size and self.kept(self._batch_size) is choice:
             self.estimator.flush()
             return self._with_figures(self.estimator.of) or choice
@@ -115,9 +115,9 @@ class DepthChooser:
 
     @property
     def current(self) -> DepthChoice | None:
-        """What stands for the batch size of the last round, with figures that are a few rounds old
-        at most; the last choice while nothing stands; None before the first round. Any thread may
-        read it."""
+        """The current choice for the batch size of the last round, with figures that are a few
+        rounds old at most; without one, the last choice; None before the first round. Any thread
+        may read it."""
         return self._with_figures(self.estimator.peek)
 
     def _with_figures(self, estimate_of: Callable[[int], Estimate | None]) -> DepthChoice | None:
@@ -136,9 +136,9 @@ class DepthChooser:
         return state
 
     def _is_routine(self, state: BucketState, observation: RoundObservation) -> bool:
-        """Whether nothing must be learned from the round now: costs are known, it had the standing
-        shape, and is plain or has stood for a while. The host's time for more is time of every
-        round."""
+        """Whether nothing must be learned from the round now: costs are known, it had the kept
+        shape, and is plain or has been kept for a while. Work of the host here adds to the time of
+        every round."""
         kept = state.kept
         if kept is None or not self.costs.is_fixed:
             return False
@@ -174,14 +174,14 @@ class DepthChooser:
 def tell_depths(ended: Iterable[Req], choosers: Sequence[DepthChooser]) -> None:
     """What depths requests that have ended were drafted for: once for all that ended under the same
     choice, since text is costly."""
-    told: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive
+    resolved: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive
     choices = [(req, req.spec.depth) for req in ended]
     for req, choice in choices:
         if choice is None:
             continue
-        if id(choice) not in told:
+        if id(choice) not in resolved:
             found = choice
             for chooser in choosers:
                 found = chooser.resolved(found)
-            told[id(choice)] = found
-        req.spec.depth = told[id(choice)]
+            resolved[id(choice)] = found
+        req.spec.depth = resolved[id(choice)]

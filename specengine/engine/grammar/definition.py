@@ -7,7 +7,7 @@ import re
 
 from specengine.core.grammar import WHITESPACE, GrammarSpec
 
-# Characters of a reason that a client is told.
+# Most characters of a reason that a client gets.
 _MOST_SHOWN = 200
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -47,7 +47,7 @@ def why_stuck(error: str) -> str:
 
 def shown(error: str) -> str:
     """The first line of llguidance's message: the rest shows its state or the whole grammar. Of a
-    regular expression, what is wrong with it, which stands further down."""
+    regular expression, what is wrong with it, which is on a later line."""
     lines = error.strip().split("\n")
     why = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     if why is None:

@@ -27,8 +27,8 @@ class LegalNode:
 
 
 def legal_nodes(state: GrammarState, tree: HostTree) -> Generator[LegalNode, None, None]:
-    """The nodes whose path the grammar allows, depth first; while one is looked at, `state` stands
-    after it. In the end it stands where it stood."""
+    """The nodes whose path the grammar allows, depth first; while one is looked at, `state` is
+    after it. In the end it is where it was."""
     path, illegal = [0], set[int]()
     try:
         yield LegalNode(0, 0)

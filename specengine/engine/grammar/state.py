@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar."""
+"""The grammar state of one output."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class LlguidanceState:
         return LlguidanceState(self._matcher.deep_copy())
 
 
-Chain = tuple[LlguidanceState, list[int]]  # and the tokens drafted after where it stands
+Chain = tuple[LlguidanceState, list[int]]  # and the tokens drafted after that state
 
 
 def fill_chains(chains: Sequence[Chain], words_MW: Words) -> None:
-    """What may follow each state and each of its tokens, on all cores at once; the states stay
-    where they stand. words_MW: contiguous, 1 + len(tokens) rows a chain, in order. Rows behind a
+    """What may follow each state and each of its tokens, on all cores at once; the states are
+    left unchanged. words_MW: contiguous, 1 + len(tokens) rows a chain, in order. Rows behind a
     token that the grammar forbids stay as they were."""
     roots, jobs, first = [], [], 0
     for state, tokens in chains:

@@ -125,7 +125,7 @@ def main() -> None:
     lines = sys.stdin.buffer
     given: dict[str, Any] = json.loads(lines.readline())
     rank = given["rank"]
-    faulthandler.register(signal.SIGUSR1)  # where a rank that hangs stands
+    faulthandler.register(signal.SIGUSR1)  # prints the stack of a rank that hangs
     threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
     logging.basicConfig(
         level=given["log_level"].upper(),

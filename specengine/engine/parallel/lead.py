@@ -77,7 +77,7 @@ class LeadEngine(RankEngine):
         super().__init__(parts)
         self.link = link
         self.number = link.num_engines
-        self._depth = 0  # calls of this engine by itself are told once
+        self._depth = 0  # calls within calls are not sent again
         self._forget = weakref.finalize(self, link.dropped.append, self.number)
 
     def add_request(
@@ -111,7 +111,7 @@ class LeadEngine(RankEngine):
             return super().flush_cache()
 
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        self.sleeper.require_awake()  # before it is told: where it is refused ends a rank
+        self.sleeper.require_awake()  # before it is sent: a rank that refuses it ends
         with self._telling(Do(self.number, "update_weights", [model, draft_model])):
             return super().update_weights(model, draft_model)
 

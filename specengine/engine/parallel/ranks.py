@@ -90,7 +90,7 @@ def check_ranks(config: EngineConfig, device: torch.device) -> None:
 
 class Ranks:
     """A links.Watch. A thread looks at the processes; when one has ended, it ends the others, and
-    this process too where that waits for it and cannot be told."""
+    this process too where that waits for it and cannot be notified."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], threads: int) -> None:
         """threads: of PyTorch in this process, once they have ended."""

@@ -19,7 +19,7 @@ class DraftLog:
     """Where each sampled draft lies in the distribution that it reports, likeliest tokens first and
     at a random place within its own share (randomised probability integral transform, Brockwell
     2007). Uniform on [0, 1) where every draft was drawn from what is reported, siblings without
-    those before them, and stands in the proposal whatever token was drawn."""
+    those before them, and is in the proposal whatever token was drawn."""
 
     def __init__(self) -> None:
         self.counts = torch.zeros(_CELLS, dtype=torch.int64)

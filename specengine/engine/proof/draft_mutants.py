@@ -72,7 +72,7 @@ def other_temperature(proposal: DraftProposal, probs_BNV: Tensor) -> DraftPropos
 
 
 def last_siblings_turned(proposal: DraftProposal, probs_BNV: Tensor) -> DraftProposal:
-    """The last two leaves below one parent stand in the order in which they were not drawn."""
+    """The last two leaves below one parent, swapped: not in the order in which they were drawn."""
     parents_N = proposal.parents[0].tolist()
     leaves = [node for node in range(1, len(parents_N)) if node not in parents_N]
     pairs = [(a, b) for a, b in pairwise(leaves) if parents_N[a] == parents_N[b]]

@@ -65,7 +65,7 @@ class SeesEveryNode(_WrongTree):
 
 
 class ShiftsPositions(_WrongTree):
-    """Drafted nodes stand one position too far."""
+    """Drafted nodes are one position too far."""
 
     def wrong(self, tree: Tree) -> Tree:
         return replace(tree, depths_T=tree.depths_T + (tree.depths_T > 0))
@@ -100,7 +100,7 @@ AROUND_RULES = (
 
 def of_rules() -> list[EngineMutant]:
     """Those that do not need uniforms of 0, which hardly ever come. Shared streams are shown on
-    chains: in a tree a sibling often stands before a residual is drawn from."""
+    chains: in a tree a sibling is often accepted before a residual is drawn from."""
     found = []
     for name, rule in registered_verifiers().items():
         if not decides_by_judge(rule):

@@ -91,7 +91,7 @@ class Drafts:
 class Outcomes:
     """Every way that a round can go."""
 
-    accepted: list[list[int]]  # the tokens of the drafts that stand
+    accepted: list[list[int]]  # the tokens of the accepted drafts
     next_BV: Tensor  # float64, the chance of this way, by the token that follows
 
 
@@ -195,7 +195,7 @@ def round_probs(pair: TablePair, shape: Shape, drafts: Drafts) -> tuple[DraftPro
 
 
 class _Counter:
-    """Nothing stands; notes how many events a coin decides between."""
+    """Accepts nothing; notes how many events a coin decides between."""
 
     num_events = 1
 
@@ -211,8 +211,8 @@ def _num_events(verifier: SampledVerifier, pair: TablePair, shape: Shape, drafts
 
 
 def _scripts(shape: Shape, num_events: int) -> Tensor:
-    """int64 [S, N]: either a node's own coin decides whether it stands, or its parent's coin which
-    child does."""
+    """int64 [S, N]: either a node's own coin decides whether it is accepted, or its parent's coin
+    which child is."""
     nodes = range(shape.num_nodes)
     if num_events == 1:
         events = [[0, 1] if node else [1] for node in nodes]

@@ -98,7 +98,7 @@ class _DraftersCoins(KeyedCoins):
 
 
 class SharedAcceptStream(Mutant):
-    """Judges a drafted token with the number that drew it."""
+    """Verifies a drafted token with the number that drew it."""
 
     name = "random stream shared by draft and accept"
     caught_by = "χ² of rounds"

@@ -93,7 +93,7 @@ def _outcomes(verifier: TreeVerifier, pair: TablePair, shape: Shape) -> Iterator
 
 
 def impossible_tokens(verifier: TreeVerifier, shape: Shape, effort: Effort) -> float:
-    """Drafted tokens that the target never says, and that stand where every uniform is 0."""
+    """Drafted tokens that the target never says and that are accepted where every uniform is 0."""
     assert isinstance(verifier, SampledVerifier)
     count = 0
     for seed in range(effort.num_pairs):

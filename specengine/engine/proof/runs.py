@@ -46,7 +46,7 @@ class Run:
     """What came of some requests, and how many of them met what meanwhile."""
 
     outputs: list[list[int]]
-    num_accepted: int  # drafted tokens that stood
+    num_accepted: int  # drafted tokens that were accepted
     met: Counter[str]
 
     def check(self, subject: str, state: State) -> Check:

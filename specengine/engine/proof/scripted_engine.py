@@ -1,4 +1,4 @@
-"""An engine without a model, which emits tokens at a given pace: what stands around an engine is
+"""An engine without a model, which emits tokens at a given pace: the code around an engine is
 measured and tested with it."""
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Subject:
         return Engine(replace(parts, drafter=drafter, verifier=verifier))
 
     def may_be_judged_by(self, name: str, drafter: Drafter) -> bool:
-        """Whether the rule of this name can judge such drafts."""
+        """Whether the rule of this name can verify such drafts."""
         try:
             make_verifier(replace(self.spec, verify=name), drafter)
         except ConfigError:
@@ -130,7 +130,7 @@ class Subject:
         return True
 
     def verifiers(self, drafter: Drafter) -> list[str]:
-        """The one that was asked for, or all that are lossless and can judge such drafts."""
+        """The one that was asked for, or all that are lossless and can verify such drafts."""
         if self.spec.verify != "auto":
             return [self.spec.verify]
         found = []

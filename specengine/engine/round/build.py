@@ -117,7 +117,7 @@ def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:
     if declared == "stochastic" and isinstance(verifier, StochasticVerifier):
         if not verifier.has_keyed_numbers():
             raise HostRoundsError(fallbacks.OWN_NUMBERS)
-        # Without probabilities of drafts it has nothing to judge, and matches.
+        # Without probabilities of drafts the rule has nothing to compare, and matches.
         if drafter.emits_probs or not verifier.needs_draft_probs:
             return Stochastic(verifier)
     elif declared != "match":

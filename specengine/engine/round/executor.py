@@ -166,7 +166,7 @@ class RoundExecutor:
         return None if self.cache.has_memory_for(*needed) else fallbacks.MEMORY_SPENT
 
     def has_slots(self, req: Req, count: int) -> bool:
-        """Whether `count` tokens past those that stand have slots. Of chains they may lie past the
+        """Whether `count` tokens past the kept ones have slots. Of chains they may lie past the
         context; nodes of trees may not."""
         wanted = req.kv_len + count
         return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.max_len))
@@ -288,7 +288,7 @@ class RoundExecutor:
             logprobs = self.round.logprobs.read(in_flight.turn, in_flight.reqs, steps + 1, tokens)
         result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)
         if self.tree_sizes and steps:
-            # Nodes stand best first: a node's number is its rank.
+            # Nodes are in order of rank: a node's number is its rank.
             paths = in_flight.outcome[:, steps + 2 : -1].tolist()
             result.path_ranks = [row[:n] for row, n in zip(paths, num_accepted, strict=True)]
         return result

@@ -34,7 +34,7 @@ class GrammarRound:
 
     def finish(self, reqs: list[Req]) -> dict[int, list[int]]:
         """Make the masks while the device verifies, and launch the rest. The requests' grammars
-        stand after the tokens that the round starts from. Returns KeptDepths."""
+        are in the states after the tokens that the round starts from. Returns KeptDepths."""
         if self.bound.key.num_steps:
             self._copied.synchronize()
         depths = self.bound.send_masks(reqs, self._copy)

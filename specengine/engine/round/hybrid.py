@@ -145,7 +145,7 @@ class HybridDraft(Source):
     def observe(
         self, key: RoundKey, rows: RowBatch, output: RowsOutput, tokens: Tensor, accepted: Tensor
     ) -> None:
-        """A model that drafted trees runs again what stands of them, whatever its source. Any other
+        """A model that drafted trees runs the accepted path again, whatever its source. Any other
         has not run what lookup drafted in its place."""
         drafter = self.model.drafter
         if self.may_use_lookup(key) and not (self.model.is_tree and self.model_depth(key)):

@@ -19,7 +19,7 @@ class RoundKey(NamedTuple):
     sampling: SamplingFeatures = PLAIN  # what its requests ask for
     paused: bool = False  # the drafter does not observe
     num_nodes: int | None = None  # of trees that are cut to their best nodes, root included
-    # As in RoundPlan. Deeper than the model drafts, None stands for all that it can.
+    # As in RoundPlan. Deeper than the model drafts, None means its full depth.
     model_steps: int | None = None
     share: float | None = None  # of the SMs, that prompts beside it have (lanes.py)
 
@@ -31,8 +31,8 @@ class RoundPlan(NamedTuple):
     paused: bool = False  # the drafter does not observe; then there are no drafts
     num_nodes: int | None = None  # of trees that are to be cut, root included
     drafted_nodes: list[int] | None = None  # nodes that lookup drafted, of each, without the root
-    # Where lookup stands beside a model: how deep the model drafts for requests without a match; 0
-    # where each draft came from lookup, None where none did.
+    # Where lookup is used together with a model: how deep the model drafts for requests without a
+    # match; 0 where each draft came from lookup, None where none did.
     model_steps: int | None = None
     from_lookup: list[bool] | None = None  # as in core.spec.DraftProposal
 
@@ -58,7 +58,7 @@ class InFlightRound(NamedTuple):
     reqs: list[Req]
     plan: RoundPlan
     # int64 [B, 2 * num_steps + 3], pinned: accepted drafts, the target's tokens, and of trees the
-    # nodes that they stand at; under a stochastic rule the number of nodes, without the root
+    # nodes that they are at; under a stochastic rule the number of nodes, without the root
     outcome: Tensor
     done: Event
     key: RoundKey

@@ -21,8 +21,8 @@ def model_steps(deepest: int, chooses: bool) -> list[int]:
 
 
 def hybrid_steps(model: int, lookup: int, chooses: bool) -> list[int]:
-    """Depths where lookup stands beside a model, ascending. model, lookup: how deep each drafts at
-    most. chooses: whether depths are chosen round by round, no drafts among them."""
+    """Depths where lookup is used together with a model, ascending. model, lookup: how deep each
+    drafts at most. chooses: whether depths are chosen round by round, no drafts among them."""
     return sorted({*model_steps(model, chooses), lookup})
 
 

@@ -77,8 +77,8 @@ class Layout(ABC):
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes: ...
 
     def constrained(self, drafts: Drafts) -> Drafts:
-        """The drafts that grammars leave, as `send_kept` told of them; all, where `nodes` leaves
-        out what grammars forbid."""
+        """The drafts that grammars leave, as sent by `send_kept`; all, where `nodes` leaves out
+        what grammars forbid."""
         return drafts
 
     def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
@@ -184,7 +184,8 @@ class Branching(Layout):
     """A tree of nodes a request. Verification sees them through a mask, and the KV of the accepted
     path moves to where a chain would have written it.
 
-    Nodes lie in the slots behind what stands, whatever their depth: all of these slots must exist.
+    Nodes lie in the slots behind the kept tokens, whatever their depth: all of these slots must
+    exist.
     """
 
     def __init__(self, sizes: set[int], batch_size: int, device: torch.device) -> None:

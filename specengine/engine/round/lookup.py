@@ -16,7 +16,7 @@ from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.source import DraftOptions, Drafts, Source
 from specengine.kernels.tree.tree_shape import tree_shape
 
-_APART = 7907  # tokens, between one that is pretended and the next
+_APART = 7907  # step between the tokens of one synthetic draft and the next
 
 
 class LookupDraft(Source):
@@ -44,8 +44,8 @@ class LookupChains(LookupDraft):
     """Chains.
 
     Shorter chains are padded: with token 0 where they are counted, otherwise with tokens of earlier
-    rounds. Matching accepts padding that happens to be right; other rules are told how many drafts
-    there are.
+    rounds. Matching accepts padding that happens to be right; other rules get the number of
+    drafts.
     """
 
     is_tree = False
@@ -140,7 +140,7 @@ class LookupTrees(LookupDraft):
         self.buffer[:batch_size, 1] = torch.arange(nodes_2N[1], device=device) - 1
 
     def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
-        """The first nodes of a tree are a tree, for parents stand before their children."""
+        """The first nodes of a tree are a tree, for parents come before their children."""
         if not key.num_steps:
             return Drafts(rows, rows.roots_B.new_empty(len(rows.roots_B), 0))
         count = self.num_nodes(key.num_steps)
@@ -172,7 +172,7 @@ def _different(rows: int, columns: int, vocab_size: int, device: torch.device) -
 
 
 def _depth(parents: list[int]) -> int:
-    """The depth of the deepest node; parents stand before their children."""
+    """The depth of the deepest node; parents come before their children."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(1 + depths[parent])

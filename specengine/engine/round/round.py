@@ -118,7 +118,7 @@ class Round:
         return TargetOutput(batch, self.runner.forward_extend(batch))
 
     def accept(self, drafts: Drafts, output: TargetOutput, key: RoundKey) -> None:
-        """Decide which drafts stand, move the requests on, and let the drafter observe."""
+        """Decide which drafts are accepted, move the requests on, and let the drafter observe."""
         layout, rows = self.layout_of(key), drafts.rows
         path, raw_TV = self.decide(drafts, output, key)
         hidden_TH, features_TF = output.hidden_TH, joined_features(output.batch)
@@ -211,7 +211,7 @@ class Round:
         return DraftOptions(picks=EditedBest(edits, self.sampling.vocab_size))
 
     def _sampled_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        """The chains that a rule judges: those that the host would draft."""
+        """The chains that a stochastic rule verifies: those that the host would draft."""
         if not (self.source.emits_probs and key.sampling.samples):
             return self._matched_chains(rows, key)
         rule, table, vocab_size = self.rule, self.sampling.table, self.sampling.vocab_size
@@ -222,9 +222,9 @@ class Round:
         return DraftOptions(picks=draws, weights=draws if keeps else None)
 
     def _judged_trees(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        """The trees that a rule judges: of no more nodes than requests may still emit tokens, and
-        cut to the depth that they allow. Trees are never cut to their best nodes here: a seed's
-        text would follow from the clock."""
+        """The trees that a stochastic rule verifies: of no more nodes than requests may still emit
+        tokens, and cut to the depth that they allow. Trees are never cut to their best nodes here:
+        a seed's text would follow from the clock."""
         sampling, rule, table = self.sampling, self.rule, self.sampling.table
         assert rule is not None
         keeps, vocab_size = self.source.emits_probs and rule.needs_draft_probs, sampling.vocab_size
@@ -248,7 +248,7 @@ class Round:
         return TreeLimits(self.source.tree_topk, left_B, room.limits_B)
 
     def send_counts(self, num_drafted: list[int], key: RoundKey) -> None:
-        """How many drafts the host has made, to a rule that judges them."""
+        """Send how many drafts the host has made to a stochastic rule."""
         layout, is_judged = self.layout, self.rule_of(key) is not None
         if is_judged and isinstance(layout, Chain) and self.source.counts_are_sent(key):
             layout.send_counts(layout.num_drafted, num_drafted)

@@ -1,4 +1,4 @@
-"""Rules of acceptance on the device: which drafts stand, and the token after them."""
+"""Rules of acceptance on the device: which drafts are accepted, and the token after them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Judged:
 
 
 class Rule(Protocol):
-    """A rule that judges drafts by more than the tokens that the target chose. Where the target's
+    """A rule that verifies drafts by more than the tokens that the target chose. Where the target's
     tokens are enough, layouts match drafts with them in one kernel, without a Rule.
 
     What a seed's text is follows from the drafts that such a rule sees: each request must have
@@ -43,7 +43,7 @@ class Rule(Protocol):
 
     is_lossy: bool
     needs_draft_probs: bool  # it reads what sampled drafts were drawn from
-    greedy_too: bool  # whether it judges the drafts of greedy requests
+    greedy_too: bool  # whether it verifies the drafts of greedy requests
 
     def decide(self, judged: Judged, sampling: SamplingState) -> Accepted: ...
 
@@ -98,7 +98,7 @@ class Stochastic:
 
 
 class Relaxed:
-    """Lossy: drafts that are nearly as good as the target's own token stand too."""
+    """Lossy: drafts that are nearly as good as the target's own token are accepted too."""
 
     is_lossy = True
     needs_draft_probs = False

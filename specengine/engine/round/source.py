@@ -63,7 +63,7 @@ class Source(ABC):
     host_drafts = True  # before each round that has drafts, from text
     is_tree: bool
     max_steps: int  # levels of the deepest round
-    draft_slots = 0  # KV slots past those that stand which drafting writes
+    draft_slots = 0  # KV slots past the kept tokens that drafting writes
     model_steps = 0  # levels of a model's deepest draft; 0 where no model drafts
     model_is_tree = False
     tree_topk = 1  # children of a node of the model's trees; 1 of chains
@@ -135,7 +135,7 @@ class Source(ABC):
 
 
 def round_slots(source: Source) -> int:
-    """KV slots past those that stand which a round writes, of each request."""
+    """KV slots past the kept tokens that a round writes, of each request."""
     if not source.is_tree:
         return source.max_steps + 1
     return max(source.num_nodes(source.max_steps), source.draft_slots)

@@ -14,7 +14,7 @@ from specengine.kernels.accept.types import RoundState
 
 _REPLAYS = 4  # of a graph that is timed; even, since rounds take turns
 _ALIGNED = 256  # slots: contexts begin where pages do
-_APART = 7919  # tokens, between those of two pretended requests
+_APART = 7919  # step between the tokens of two synthetic requests
 _BESIDE = 64  # slots behind a context, where rounds write
 
 
@@ -51,7 +51,7 @@ def _pretend_tokens(rounds: RoundExecutor, batch_size: int) -> None:
 
 
 def max_context(rounds: RoundExecutor) -> int:
-    """Tokens of a request that can be pretended; 0 where there are too few slots."""
+    """The longest context of a request that can be timed; 0 where there are too few slots."""
     most = num_kv_slots(rounds) // _ALIGNED * _ALIGNED - _ALIGNED
     return max(min(rounds.table.shape[1], most) - _BESIDE, 0)
 

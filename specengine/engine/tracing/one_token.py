@@ -11,7 +11,7 @@ from specengine.core.spec import DraftProposal, Verifier, VerifyResult
 
 @dataclass(frozen=True)
 class OneTokenVerifier:
-    """Decides as the verifier in it does, and keeps the first token of what stands. That token has
+    """Decides as the verifier in it does, and keeps the first emitted token only. That token has
     the target's distribution, as every lossless rule's first token has; where drafts are matched
     it is plain decoding's own."""
 

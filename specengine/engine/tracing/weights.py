@@ -24,10 +24,10 @@ class NodeWeights:
 
     target_prob: the target's probability of the node's token after its parent, as the request
     samples; of greedy requests the model's own, at temperature 1. path_prob: the drafter's estimate
-    that the whole path stands. draft_prob: what the token was drawn with, before its siblings were
-    taken out. chance: that it stands once the siblings before it fell (recursive rejection; on
-    chains that of token-level rejection). missing: block verification's S after the node, the mass
-    of relu(p * target - draft) with the draft that its first child was drawn from.
+    that the whole path is accepted. draft_prob: what the token was drawn with, before its siblings
+    were taken out. chance: that it is accepted once the siblings before it are rejected (recursive
+    rejection; on chains that of token-level rejection). missing: block verification's S after the
+    node, the mass of relu(p * target - draft) with the draft that its first child was drawn from.
     """
 
     target_prob: Tensor
