@@ -12,7 +12,7 @@ from specengine.runner.loader.family import GgufFormat
 from specengine.runner.loader.gguf_fields import biases
 from specengine.target.models.llama import LlamaForCausalLM
 
-# q, k and v stand apart or merged.
+# q, k and v are separate or merged.
 _GGUF_TENSORS = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 

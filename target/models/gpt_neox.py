@@ -18,7 +18,7 @@ from specengine.target.models.llama import LlamaForCausalLM
 # Masks that old checkpoints carry.
 _BUFFERS = (".attention.bias", ".attention.masked_bias")
 _LAYERS_OF_20B = 44
-_BY_HEAD = "query_key_value"  # each head's q, k and v stand together
+_BY_HEAD = "query_key_value"  # each head's q, k and v are together
 
 
 class GPTNeoXForCausalLM(LlamaForCausalLM):
@@ -76,5 +76,5 @@ class GPTNeoXForCausalLM(LlamaForCausalLM):
         spec = self.model.spec
         order = parts_of_heads(spec.num_heads, [spec.head_dim] * 3)
         found = super().own_tensors(one for one in weights if not one[0].endswith(_BUFFERS))
-        # A GGUF file has qkv_proj, whose rows stand in order.
+        # A GGUF file has qkv_proj, whose rows are in order.
         return renamed(reordered(found, {_BY_HEAD: order}), {_BY_HEAD: "qkv_proj"})

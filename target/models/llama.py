@@ -287,7 +287,7 @@ def _orders_of_pairs(spec: LayerSpec) -> dict[str, Tensor]:
 
 
 def mtp_prefixes(config: Any) -> list[str]:
-    """How the tensors begin that predict further tokens (MTP) and stand beside a target's own in
+    """How the tensors begin that predict further tokens (MTP) and lie beside a target's own in
     its checkpoint. The target leaves them to the drafter."""
     first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
     extra_layers = [f"model.layers.{layer}." for layer in range(first, first + count)]

@@ -122,7 +122,7 @@ def _experts_spec(config: Any) -> ExpertsSpec:
 
 
 class Qwen3NextForCausalLM(Qwen3_5MoeForCausalLM):
-    """The same with projections of a gated delta layer that stand together by key head."""
+    """The same with projections of a gated delta layer that are grouped by key head."""
 
     gguf: ClassVar[GgufFormat | None] = QWEN3_NEXT
     language_parts: ClassVar[tuple[str, ...]] = ()
@@ -139,7 +139,7 @@ class Qwen3NextForCausalLM(Qwen3_5MoeForCausalLM):
         return [spec if sparse else None for sparse in sparse_layers(config)]
 
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        """Projections stand together by key head: q, k, v and z, and b and a."""
+        """Projections are grouped by key head: q, k, v and z, and b and a."""
         delta = _delta_spec(self.config)
         group = delta.num_heads // delta.num_key_heads
         keys, values = delta.key_dim, group * delta.value_dim

@@ -1,6 +1,6 @@
 """How GGUF files hold Qwen3-Next and Qwen3.5: `ssm_a` is -exp(A_log), and gains of norms are whole,
-where checkpoints have them less 1. In files of Qwen3.5 the value heads of a gated delta layer stand
-otherwise: first the first one of each key head, then the second ones."""
+where checkpoints have them less 1. In files of Qwen3.5 the value heads of a gated delta layer are
+in another order: first the first one of each key head, then the second ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _fields_of_next(file: GgufFile) -> dict[str, Any]:
 
 
 def _layer_types(file: GgufFile) -> list[str]:
-    """Told one by one, or by the period whose last layer attends."""
+    """Given one by one, or by the period whose last layer attends."""
     count = num_layers(file)
     told = file.get("{arch}.attention.recurrent_layers")
     if isinstance(told, list):
@@ -100,7 +100,7 @@ def _as_checkpoint(tensors: Tensors, file: GgufFile) -> Iterator[tuple[str, Tens
 
 
 def _with_value_heads_by_key_head(tensors: Tensors, file: GgufFile) -> Iterator[tuple[str, Tensor]]:
-    """In the order of checkpoints: value heads of one key head stand together. Inputs of an
+    """In the order of checkpoints: value heads of one key head lie together. Inputs of an
     out_proj that is kept in its blocks are put in order where these are read: `column_order`."""
     keys, heads = (file.require(f"{{arch}}.ssm.{key}") for key in ("group_count", "time_step_rank"))
     size, before = _value_dim(file), 2 * keys * file.require("{arch}.ssm.state_size")

@@ -29,7 +29,7 @@ _DECIDES = {"accept", "walks", "decide", "decide_on_host"}
 
 
 class TreeVerifier(ABC):
-    """A Verifier whose rule gives the path that stands in each tree, and the token after it."""
+    """A Verifier whose rule gives the accepted path of each tree, and the token after it."""
 
     takes_trees = True  # or chains alone
     needs_draft_probs = False

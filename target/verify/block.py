@@ -1,6 +1,6 @@
 """Block verification for chains (Sun et al. 2024, "Block Verification Accelerates Speculative
-Decoding", algorithm 2): judges drafted tokens together, and accepts at least as many as token-level
-rejection does."""
+Decoding", algorithm 2): verifies drafted tokens together, and accepts at least as many as
+token-level rejection does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from specengine.target.verify.sampled import SampledVerifier
 
 
 class BlockVerifier(SampledVerifier):
-    """Each token has a coin of its own; the last one that stands ends the path, whatever became of
-    those before it. The residual after token i is ``norm(relu(p_i * target - draft))``.
+    """Each token has a coin of its own; the last one that is accepted ends the path, whatever the
+    coins of those before it say. The residual after token i is ``norm(relu(p_i * target -
+    draft))``.
 
     Coins and drafts beyond the end have been looked at: they must be new in the next round.
     """

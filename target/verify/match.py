@@ -23,7 +23,7 @@ class MatchVerifier(TreeVerifier):
     decoding is the special case that needs no uniform. No two positions share a uniform.
 
     No lossless rule accepts more of a draft fixed in advance: it emits each child of a node with
-    the target's probability of that token, so some child stands with at most the sum of their
+    the target's probability of that token, so some child is accepted with at most the sum of their
     probabilities. This rule reaches the sum, as target-only tree sampling does.
 
     Of drafts that were themselves sampled, rules that know the draft's probabilities accept more.

@@ -1,4 +1,4 @@
-"""Lossy: drafts stand where they are nearly as good as the target's own token."""
+"""Lossy: drafts are accepted where they are nearly as good as the target's own token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specengine.target.verify.walk import Walk, to_host
 
 class RelaxedVerifier(MatchVerifier):
     """Like MatchVerifier, but where no child carries the token that the target samples, the first
-    child stands that is fair: not forbidden, among the target's top_k tokens, and with a
+    fair child is accepted: one not forbidden, among the target's top_k tokens, and with a
     probability, taken before temperature, at most `delta` below the best one's. The output is not
     the target's, and every result says so."""
 
@@ -62,7 +62,7 @@ class RelaxedVerifier(MatchVerifier):
         return to_host(self.decide(drafts), drafts.tokens_BN, drafts.parents_BN)
 
     def decide(self, drafts: RelaxedRound) -> Accepted:
-        """The path that stands and the token after it."""
+        """The accepted path and the token after it."""
         return accept_relaxed(drafts, self.top_k, self.delta, backend=self.backend)
 
 

@@ -41,7 +41,7 @@ class SampledVerifier(MatchVerifier):
     keeps_logits = False
     coins = KeyedCoins
     # (probs, draws, backend=): the whole rule at once, by the same numbers as judge, coins and
-    # next_uniforms, of which it asks none.
+    # next_uniforms, none of which it calls.
     kernel: ClassVar[Callable[..., Accepted] | None] = None
 
     def __init_subclass__(cls) -> None:
@@ -64,7 +64,7 @@ class SampledVerifier(MatchVerifier):
         return to_host(self.decide_on_host(probs, sampling), probs.tokens_BN, probs.parents_BN)
 
     def decide_on_host(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
-        """The path that stands and the token after it, in a round on the host."""
+        """The accepted path and the token after it, in a round on the host."""
         if self.kernel is not None and self.has_keyed_numbers():
             return self.kernel(probs, draws_of(sampling), backend=self.backend)
         verdict = self.judge(probs, self.coins.draw(sampling, probs.depths_BN))
@@ -72,7 +72,7 @@ class SampledVerifier(MatchVerifier):
         return followed(probs, verdict, uniforms_B)
 
     def decide(self, drafts: SampledRound, draws: Draws) -> Accepted:
-        """The path that stands and the token after it, in a round on the device. May be captured in
+        """The accepted path and the token after it, in a round on the device. May be captured in
         a CUDA graph: `judge` must not wait for the device there, nor branch on values that lie on
         it."""
         if self.kernel is not None:

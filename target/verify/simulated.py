@@ -1,4 +1,4 @@
-"""Lossy: as many drafts stand as were asked for, so that speed can be measured without a drafter
+"""Lossy: accepts as many drafts as configured, so that speed can be measured without a drafter
 that is any good."""
 
 from __future__ import annotations

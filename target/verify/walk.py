@@ -1,4 +1,4 @@
-"""From the target's token at every node to the path that stands."""
+"""From the target's token at every node to the accepted path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Walk:
 def walk(tokens: list[int], parents: list[int], sampled: list[int]) -> Walk:
     """From the root to the child that carries the token sampled at its parent, while there is one.
 
-    All [num_nodes]. A child stands after its parent, so that one pass over the nodes is enough.
+    All [num_nodes]. A child comes after its parent, so that one pass over the nodes is enough.
     """
     nodes, wanted = [0], sampled[0]
     for node in range(1, len(sampled)):
