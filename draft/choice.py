@@ -13,8 +13,8 @@ from specengine.core.sampling_batch import SamplingBatch
 from specengine.kernels.sample.draw_siblings import draw_siblings
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
 
-# Chance that the sibling of each rank stands, if those before it fell: 0.7, then 0.3 of the one
-# before. It shapes the trees that may not depend on probabilities.
+# Chance that the sibling of each rank is accepted, if those before it are rejected: 0.7, then 0.3
+# of the one before. It shapes the trees that may not depend on probabilities.
 FIRST_RANK = 0.7
 NEXT_RANK = 0.3
 

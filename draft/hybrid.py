@@ -97,8 +97,8 @@ class HybridDrafter(Drafter):
 
     def _weighable(self, proposal: DraftProposal, sampling: SamplingBatch) -> DraftProposal:
         """With draft_probs wherever drafts are sampled, even if none was in this round: how drafts
-        of text are judged, and so the text of a seed, must not follow from the rest of the batch.
-        """
+        of text are verified, and so the text of a seed, must not depend on the rest of the
+        batch."""
         if not self.emits_probs or sampling.all_greedy or proposal.draft_probs is not None:
             return proposal
         tokens_BN = proposal.tokens.to(sampling.device)
@@ -144,7 +144,7 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
 def _ranks(
     proposal: DraftProposal, drafts: Sequence[Draft | None], num_nodes: list[int]
 ) -> list[Sequence[int]] | None:
-    """Ranks of suffixes' drafts, and of those chains and trees whose nodes stand best first."""
+    """Ranks of suffixes' drafts, and of those chains and trees whose nodes are in order of rank."""
     theirs = proposal.ranks
     if proposal.is_chain and proposal.draft_probs is None:
         theirs = [range(count) for count in num_nodes]

@@ -68,7 +68,7 @@ def can_loop(drafter: Drafter) -> bool:
 
 
 class NoDraftLoops(NoGraphs):
-    """Stands in for DraftLoops where a drafter cannot have them."""
+    """Takes the place of DraftLoops where a drafter cannot have them."""
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> None:
         self.count()

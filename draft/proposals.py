@@ -18,7 +18,7 @@ class Draft:
     """Nodes of one request: the root first, parents before children.
 
     parents: None for a chain. confidence: for each node the estimated probability that the path
-    down to it stands, where the drafter has one.
+    down to it is accepted, where the drafter has one.
     """
 
     tokens: list[int]
@@ -37,7 +37,7 @@ def chain_parents(num_nodes: int) -> list[int]:
 
 def assemble(drafts: Sequence[Draft], is_ranked: bool = False) -> DraftProposal:
     """tokens and parents are int64, confidence float32, on the CPU; tokens are padded with 0.
-    confidence is there where every draft has one. is_ranked: nodes stand best first."""
+    confidence is there where every draft has one. is_ranked: nodes are in order of rank."""
     num_nodes = [len(draft.tokens) for draft in drafts]
     width = max(num_nodes)
     is_chain = all(draft.parents is None for draft in drafts)

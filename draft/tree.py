@@ -131,7 +131,7 @@ class Growth:
         )
 
     def _confidence(self, selection: Selection) -> Tensor | None:
-        """[B, N]; None where scores stand for ranks."""
+        """[B, N]; None where scores are ranks, not probabilities."""
         if self.weights or self.choice.by_rank:
             return None
         last = self.found.scores_BC.shape[1] - 1

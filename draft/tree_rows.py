@@ -79,7 +79,7 @@ class TreeRows:
         return tree_build(rows.roots_B, found, count, num_steps, limits)
 
     def _below(self, rows: RowBatch) -> RowBatch:
-        """With all that stands when the first level runs."""
+        """With the lengths that are written when the first level runs."""
         first = self.worker.first_place
         return replace(rows, lens_B=rows.lens_B + first) if first else rows
 

@@ -37,7 +37,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Selection:
-    """The best first, so that the first n nodes are the tree of n nodes: no child stands before its
+    """The best first, so that the first n nodes are the tree of n nodes: no child comes before its
     parent."""
 
     tokens_BN: Tensor  # int64, the root first; 0 past the last node
@@ -63,7 +63,7 @@ def select(roots_B1: Tensor, candidates: Candidates, num_nodes: list[int]) -> Se
     missing = beyond | ~candidates.exists_BC.gather(1, order_BM)
     chosen_BM = order_BM.masked_fill(missing, count)
     chosen_BM = chosen_BM.gather(1, missing.byte().argsort(dim=-1, stable=True))
-    # One place before all candidates for the root, which stands as -1 among parents, and one after
+    # One place before all candidates for the root, which is -1 among parents, and one after
     # them for what was not chosen.
     node_of = roots_B1.new_zeros(batch_size, count + 2)
     nodes_M = torch.arange(1, most + 1, device=device)

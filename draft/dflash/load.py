@@ -66,7 +66,7 @@ def feature_layers(checkpoint: EagleCheckpoint, num_layers: int) -> tuple[int, .
     else:
         raise ModelLoadError(
             f"config.json of the draft {checkpoint.name} lacks dflash_config.target_layer_ids; it "
-            "is no draft of DFlash, or cannot be told what it reads"
+            "is no draft of DFlash, or does not say which layers it reads"
         )
     if sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= num_layers:
         raise ModelLoadError(

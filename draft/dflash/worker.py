@@ -23,7 +23,7 @@ from specengine.draft.eagle.worker import EagleWorker
 
 
 class DFlashWorker(EagleWorker):
-    """A position's slot has the draft's KV of the target's features there. A round's block stands
+    """A position's slot has the draft's KV of the target's features there. A round's block lies
     in the slots of its own positions, root first, until the accepted ones' features are written
     over it. The root's own features come with the verification that begins with it.
 

@@ -29,7 +29,7 @@ from specengine.runner.loader.hf_directory import PICKLED, iterate_safetensors
 Tensors = dict[str, Tensor]
 
 _INDEX = "pytorch_model.bin.index.json"
-_ANY_TARGET_LAYERS = 64  # of a target that stands in where the draft does not say what it reads
+_ANY_TARGET_LAYERS = 64  # of a substitute target, where the draft does not say what it reads
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def prove(first: Path, second: Path, measures: TargetMeasures) -> Proof:
             f"{list(other.feature_layers)}"
         )
     if not torch.equal(one.target_ids, other.target_ids):
-        raise ModelLoadError(f"the tokens of {first} and {second} stand for others of the target")
+        raise ModelLoadError(f"the tokens of {first} and {second} map to different target tokens")
     largest = float((one.logits_TV - other.logits_TV).abs().max())
     largest_logit = float(one.logits_TV.abs().max())
     allowed = 0.0 if measures.head is None else _ROUNDING * largest_logit

@@ -75,7 +75,7 @@ class EagleLayer(Module):
         hidden_norm: RMSNorm | None = None,
         layer_id: int = 0,
     ) -> None:
-        """input_size: of what attention reads. The norms stand in front of it, for the caller.
+        """input_size: of what attention reads. The norms before it are the caller's.
         layer_id: of the draft's layers, from 0."""
         super().__init__()
         self.is_last = layer_id == form.num_layers - 1

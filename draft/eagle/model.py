@@ -1,6 +1,6 @@
 """The models of EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-3 (2025, arXiv:2503.01840).
 
-Row i stands for position i and takes (feature_i, token_{i+1}); its output is the state that the
+Row i is that of position i and takes (feature_i, token_{i+1}); its output is the state that the
 next step continues in the feature's place, and that logits of token_{i+2} are read from.
 """
 

@@ -31,9 +31,9 @@ def load_mtp(target: DraftTarget) -> LoadedDraft:
 
 
 def _source(target: DraftTarget) -> ModelSource:
-    """Where the layers are, with the target's configuration: they are of its shape, whatever stands
-    beside them. How they are quantised is what their own config.json says; without one, they are
-    as the target."""
+    """Where the layers are, with the target's configuration: they are of its shape, whatever
+    else the checkpoint holds. How they are quantised is what their own config.json says; without
+    one, they are as the target."""
     source = target.loaded.source
     path = None if target.is_dummy else target.find_draft_model()
     if path is None:

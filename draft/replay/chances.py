@@ -30,7 +30,7 @@ def accepted_chances(draft: RecordedDraft, kept: Sequence[int], verify: str) -> 
 
 
 def _shares(draft: RecordedDraft, children: Sequence[int], verify: str) -> list[float]:
-    """The chance of each child to be the one that stands."""
+    """The chance of each child to be the accepted one."""
     if verify == "match":
         return [draft.target_probs[child] for child in children]
     assert draft.chances is not None
@@ -42,7 +42,7 @@ def _shares(draft: RecordedDraft, children: Sequence[int], verify: str) -> list[
 
 
 def _block(draft: RecordedDraft, chain: list[int]) -> list[float]:
-    """Block verification (Sun et al. 2024): the last token whose coin stands ends the path."""
+    """Block verification (Sun et al. 2024): the last token whose coin accepts it ends the path."""
     assert draft.draft_probs is not None
     assert draft.missing is not None
     path, stops = 1.0, []

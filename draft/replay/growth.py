@@ -34,7 +34,7 @@ class Growth:
 
 
 def in_order(draft: RecordedDraft) -> Growth:
-    """Drafts that do not grow level by level: nodes as they stand."""
+    """Drafts that do not grow level by level: nodes in their order."""
     nodes = list(range(1, len(draft.tokens)))
     return Growth(nodes, [0] * len(nodes), {}, frozenset())
 
@@ -100,6 +100,6 @@ class _Grower:
         if self.topk > 1 or not self.draft.is_chain:
             raise DataError(
                 "the drafter gave no probabilities for its trees, and without them a smaller tree "
-                "cannot be told; record greedy requests without --speculative-draft-sampling"
+                "is not known; record greedy requests without --speculative-draft-sampling"
             )
         return -float(self.depth + 1)

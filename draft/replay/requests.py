@@ -14,8 +14,8 @@ from specengine.draft.trace.reader import Trace
 @dataclass(frozen=True)
 class RecordedDraft:
     """What was drafted at one position. Node 0 is the root; lists have an entry a node, the root's
-    of no meaning. path_probs: the drafter's estimate that a path stands; NaN where it gave none.
-    The weights of sampled drafts are None where drafts were not sampled."""
+    of no meaning. path_probs: the drafter's estimate that a path is accepted; NaN where it gave
+    none. The weights of sampled drafts are None where drafts were not sampled."""
 
     tokens: list[int]
     parents: list[int]
@@ -43,10 +43,10 @@ class RecordedDraft:
         """The nodes below the root that carry the text, as far as there are any."""
         node, found = 0, []
         for token in text:
-            standing = [one for one in self.children[node] if self.tokens[one] == token]
-            if not standing:
+            matches = [one for one in self.children[node] if self.tokens[one] == token]
+            if not matches:
                 break
-            node = standing[0]
+            node = matches[0]
             found.append(node)
         return found
 

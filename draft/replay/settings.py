@@ -9,7 +9,7 @@ from typing import Any
 
 from specengine.core.errors import ConfigError
 
-# Algorithms whose drafts do not grow level by level: their nodes stand in the order of preference.
+# Algorithms whose drafts do not grow level by level: their nodes are in the order of preference.
 _CHAIN_RULES = ("rejection", "block")
 
 

@@ -5,15 +5,15 @@ accepts as much of its draft as agrees with what follows there, and the next rou
 So with a draft recorded at every position, the walk is the run itself.
 
 Where drafts are sampled, the recorded text depends on them. Then the chance of a round beginning
-at each position is handed on: a round that begins there accepts k tokens with the chance that the
+at each position is propagated: a round that begins there accepts k tokens with the chance that the
 rule gives to k, and ends k + 1 further on. Acceptance and text are taken as independent of each
-other here, given what stands above; this makes it an estimate.
+other here, given the drafts above; this makes it an estimate.
 
 Where the trace holds less of a draft than a setting would have drafted, the draft that was
-recorded further on stands for the rest: an estimate where drafts follow from hidden states, and not
-from the text alone.
+recorded further on takes the place of the rest: an estimate where drafts follow from hidden states,
+and not from the text alone.
 
-With drafts at the beginnings of rounds alone, these stand for those of any setting: an estimate,
+With drafts at the beginnings of rounds alone, these are used for any setting: an estimate,
 unless it is the recorded setting itself.
 """
 
@@ -106,7 +106,7 @@ class Replay:
         kept = self._growth(position, draft, setting).kept(steps, limit)
         levels, num_nodes = 0 if self.recorded.is_text else steps, 1 + len(kept)
         if not (self._is_in_order or self._is_drawn):
-            # Where the trace lacks children, others would have stood.
+            # Where the trace lacks children, others would have been accepted.
             num_nodes = min(limit, most_nodes(steps, setting.topk))
         if self._is_drawn:
             chances = accepted_chances(draft, kept, setting.verify)

@@ -120,8 +120,8 @@ class StandaloneWorker(TreeDraftWorker):
         return torch.stack(tokens, dim=1) if tokens else none_B0
 
     def sync_accepted(self, rows: RowBatch, tokens_BN: Tensor) -> None:
-        """All but the two that the next round runs, were every draft to stand. Rows past those that
-        stand run along; the next round writes over what they leave. Of trees `observe_rows` runs
+        """Runs all but the two that the next round would run if every draft were accepted. Rejected
+        rows run too; the next round overwrites their KV. Of trees `observe_rows` runs
         the path."""
         run_BN = self._last_two(rows)
         if not self.proposes_tree:

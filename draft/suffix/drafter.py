@@ -56,7 +56,7 @@ class SuffixDrafter(LookupDrafter[RequestText | ChainText, RotatingCorpus[Suffix
         return cls(context.spec, context.node_limit)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
-        """confidence: the estimated probability that the path down to a node stands."""
+        """confidence: the estimated probability that the path down to a node is accepted."""
         if self._rules is None:
             return assemble([self.draft_one(req) for req in batch.reqs], is_ranked=True)
         limits = [self._most_nodes(req) for req in batch.reqs]

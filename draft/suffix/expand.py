@@ -14,8 +14,8 @@ from specengine.draft.suffix.tree import Child, Node
 
 # Suffixes of a match whose continuations are compared.
 MAX_SUFFIXES = 2
-# Children looked at for the best few. They stand in the order in which they first occurred, so that
-# frequent ones are rather in front; the best of all is known without looking.
+# Children looked at for the best few. They are in the order in which they first occurred, so that
+# frequent ones tend to be in front; the best of all is known without looking.
 _MAX_CHILDREN = 64
 
 

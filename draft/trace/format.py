@@ -34,7 +34,7 @@ RECORD = np.dtype(
         ("accepted", "<u2"),
     ]
 )
-# One drafted node. The root is left out, and stands as parent 0. NaN where a value is not known.
+# One drafted node. The root is left out, and is parent 0. NaN where a value is not known.
 _NODE = [("token", "<u4"), ("parent", "<u2"), ("target_prob", "<f4"), ("path_prob", "<f4")]
 NODE = np.dtype(_NODE)
 SAMPLED_NODE = np.dtype([*_NODE, ("draft_prob", "<f4"), ("chance", "<f4"), ("missing", "<f4")])

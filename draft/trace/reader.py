@@ -33,7 +33,7 @@ from specengine.draft.trace.format import (
 @dataclass(frozen=True)
 class Trace:
     """requests: what was said of each. ends: LAST, those that came to an end. is_full: the writer
-    stopped at its limit. is_cut: the file ends inside a chunk, or in a damaged one; what stands
+    stopped at its limit. is_cut: the file ends inside a chunk, or in a damaged one; what lies
     before it is here."""
 
     header: dict[str, Any]

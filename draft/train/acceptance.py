@@ -1,8 +1,8 @@
 """What serving would accept of a drafter, read off an unrolled forward: no engine needed.
 
 Where documents are the target's own greedy answers, a chain drafted at any row goes on through the
-document as long as its tokens stand. So an answer can be walked through in rounds, as the engine
-does it: draft, count what stands, go on behind the bonus token.
+document as long as its tokens are accepted. So an answer can be walked through in rounds, as the
+engine does it: draft, count what is accepted, go on behind the bonus token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WalkCounts:
     """Sums over rounds, by position in the chain, [K]."""
 
     num_steps: int
-    drafted: NDArray[np.int64] = field(init=False)  # all before it stood, and it was judged
+    drafted: NDArray[np.int64] = field(init=False)  # those verified, all before them accepted
     accepted: NDArray[np.int64] = field(init=False)
     missed: NDArray[np.int64] = field(init=False)  # rejected for want of the token
 

@@ -118,7 +118,7 @@ class CausalLmTask:
         return torch.nonzero(follows & self.learns(batch)[1:])[:, 0]
 
     def _judge(self, hidden: Tensor, head: Tensor, labels: Tensor, taught: Tensor | None) -> Tensor:
-        """Sums [1 + metrics], block by block: logits of all rows never stand in memory together."""
+        """Sums [1 + metrics], block by block: logits of all rows are never in memory together."""
         size = max(1, MAX_ELEMENTS // head.shape[0])
         total = torch.zeros(1 + len(self.metrics), device=hidden.device)
         for start in range(0, len(labels), size):

@@ -48,7 +48,7 @@ class Checkpoint:
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write it, and remove all but the newest `keep`. Raises TrainingError where it cannot be
-    written; those before it stand."""
+    written; earlier ones are kept."""
     path = directory / f"step-{checkpoint.step:08d}.pt"
     part = path.with_name(path.name + _PART)
     with writing_to(path):

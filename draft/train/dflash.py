@@ -1,6 +1,6 @@
 """DFlash (Chen, Liang and Liu 2026, arXiv:2602.06036) to train: draft/dflash/model.py's equations.
 
-A batch's blocks begin at anchors: rows of documents that stand for a round's root. A block sees the
+A batch's blocks begin at anchors: rows of documents taken as a round's root. A block sees the
 features of its document's rows before the anchor, and all of itself.
 
 Shapes: R rows of the batch, A blocks of B rows each, F numbers a feature, H the hidden size.
@@ -40,7 +40,7 @@ class Blocks:
         return cls(anchors_A, rows.positions[anchors_A], rows.lens, size)
 
     def rows_AB(self) -> Tensor:
-        """int64 [A, B], rows that the blocks' rows stand for; past a document's end they are of
+        """int64 [A, B], the document row of each row of a block; past a document's end they are of
         others, and must not be read."""
         return self.anchors_A[:, None] + torch.arange(self.size, device=self.anchors_A.device)
 
@@ -132,7 +132,7 @@ class DFlashDraft(nn.Module):
     @torch.no_grad()
     def begin(self, features: Tensor, final_norm: Tensor) -> None:
         """Values to start from. features [T, F]: a sample of the target's. final_norm [H]: the
-        weight of the target's norm, before whose head the draft's stands too. Context begins as the
+        weight of the target's norm, before whose head the draft has one too. Context begins as the
         last of the features, with a little of the others."""
         size = len(final_norm)
         scale = features.float().abs().median(dim=0).values

@@ -48,7 +48,7 @@ class DFlashConfig(TrainSection):
     total_variation: float = option(0.0, "weight of 1 - acceptance of a sampled draft")
     log_acceptance: float = option(0.0, "weight of minus the logarithm of that acceptance")
     mask_token_id: int | None = option(
-        None, "the target's token that stands for what is to be filled in; default: its last one"
+        None, "the target's token that marks what is to be filled in; default: its last one"
     )
     intermediate_size: int | None = option(None, "width of its feed-forward; default: the target's")
     num_heads: int | None = option(None, "heads of queries; default: the target's")
@@ -121,7 +121,7 @@ class DFlashTask:
 
     def summary(self, sums: Sums) -> dict[str, float]:
         """loss, in nats a position; acceptance_k, the share of drafted tokens at position k that
-        stand, of those that all before them stood; and the accepted length of a block, bonus token
+        are accepted, where all before them were; and the accepted length of a block, bonus token
         included, at an average place of the answers."""
         values = {name: float(value) for name, value in sums.items()}
         steps = range(self.depth)
@@ -195,7 +195,7 @@ class _Judged:
     learns: Tensor  # bool, within the answer
 
     def chains(self) -> tuple[Tensor, Tensor]:
-        """float32 [D] each: drafts that were reached, and those of them that stand. A chain goes on
+        """float32 [D] each: drafts that were reached, and those of them accepted. A chain goes on
         where the document does as the target says."""
         goes_on = (self.matches & self.greedy).cumprod(1).bool()
         reached = torch.ones_like(goes_on)

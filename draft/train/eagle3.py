@@ -72,7 +72,7 @@ class Eagle3Draft(UnrolledDraft):
     @torch.no_grad()
     def begin(self, features: Tensor, final_norm: Tensor) -> None:
         """Values to start from. features [T, F]: a sample of the target's. final_norm [H]: the
-        weight of the target's norm, before whose head the draft's stands too.
+        weight of the target's norm, before whose head the draft has one too.
 
         The stream begins as the last of the features does, scaled to 1, with a little of the
         others; the layer adds little to it at first.

@@ -1,5 +1,5 @@
-"""The head and the loss, block by block: neither the target's logits nor the draft's ever stand in
-memory whole.
+"""The head and the loss, block by block: neither the target's logits nor the draft's are ever whole
+in memory.
 
 Blocks run over the rows t of the target that predict an answer token, because K draft rows are
 compared with each: row t - k - 1 at step k. Each block's gradient is taken at once, so that nothing

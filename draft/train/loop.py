@@ -192,9 +192,9 @@ class Trainer:
         if math.isfinite(value):
             return
         last = self.state.last_saved
-        stands = f"{last} is whole: go on with run.resume=true and" if last else "Start again with"
+        advice = f"{last} is whole: go on with run.resume=true and" if last else "Start again with"
         raise TrainingError(
-            f"the {what} is {value} at step {self.state.step + 1}. {stands} a lower optimiser.lr, "
+            f"the {what} is {value} at step {self.state.step + 1}. {advice} a lower optimiser.lr, "
             "or a longer schedule.warmup_steps"
         )
 

@@ -49,7 +49,7 @@ class MtpDraft(UnrolledDraft):
     @torch.no_grad()
     def begin(self, final_norm: Tensor) -> None:
         """Values to start from: the stream is the target's state, and a little of the embedding.
-        final_norm [H]: the weight of the target's norm, in whose place the draft's stands."""
+        final_norm [H]: the weight of the target's norm, whose place the draft's takes."""
         size = len(final_norm)
         nn.init.normal_(self.projection.weight, std=0.1 * (2 * size) ** -0.5)
         self.projection.weight[:, size:] += torch.eye(size)

@@ -1,7 +1,7 @@
 """Causal attention within the documents of a batch, in PyTorch's own kernels.
 
-Documents of like length stand side by side, filled up at their ends: behind a document's last row
-nothing is seen by it, so causal attention needs no mask, and the fast kernels take it.
+Documents of like length lie side by side, padded at their ends: a document's rows see nothing
+behind its last one, so causal attention needs no mask, and the fast kernels take it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class PaddedDocuments:
-    """Where the rows of documents stand once those of like length are side by side."""
+    """Where the rows of documents lie once those of like length are side by side."""
 
     shapes: list[tuple[int, int]]  # (documents, rows each) of a group
     places: Tensor  # int64 [T], of each row in the groups, one group after another

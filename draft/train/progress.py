@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run stands."""
+    """The progress of a run."""
 
     step: int
     max_steps: int

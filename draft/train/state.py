@@ -1,4 +1,4 @@
-"""Where a run stands: its counters, its output directory, its checkpoints and exports."""
+"""The state of a run: its counters, its output directory, its checkpoints and exports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the training loop and the tasks know of each other.
 
 The loop owns data order, optimiser, schedule, checkpoints and progress; a task owns a module and
-what it should learn. Neither knows more of the other than stands here.
+what it should learn. Neither knows more of the other than is written here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TrainTask(Protocol):
         ...
 
     def export(self, directory: Path) -> None:
-        """Write the weights as they stand in Hugging Face layout, for the engine to load.
+        """Write the current weights in Hugging Face layout, for the engine to load.
         The directory exists and is empty. While this runs, `module.named_parameters()` are
         whole where they are sharded otherwise; state_dict() would shard them."""
         ...

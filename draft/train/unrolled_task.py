@@ -120,7 +120,7 @@ class UnrolledTask(ABC):
 
     def summary(self, sums: Sums) -> dict[str, float]:
         """loss, in nats a position; acceptance_k, the share of drafted tokens at position k that
-        stand, of those that all before them stood; missed_k, the share that fell for want of the
+        are accepted, where all before them were; missed_k, the share rejected for want of the
         token in the draft vocabulary; and the accepted length of a chain, bonus token included."""
         values = {name: float(value) for name, value in sums.items()}
         steps = range(self.config.chain_steps)

@@ -43,7 +43,7 @@ class PackedBatch:
 
 
 class PackingState(TypedDict):
-    """Where a stream of batches stands."""
+    """The position in a stream of batches."""
 
     seed: int
     epoch: int

@@ -38,7 +38,7 @@ class Part:
     """A piece of a data set, with what its maker needs to go on after it."""
 
     documents: Sequence[Document]
-    position: int  # the maker's: where it stands after this piece
+    position: int  # the maker's, after this piece
     counts: Mapping[str, int]  # what happened since the piece before, by name
     keys: NDArray[np.uint64]  # the maker's: what it has seen since the piece before
 
@@ -78,7 +78,7 @@ class DatasetWriter:
             raise DataError(f"cannot write to {self.directory}: {error}") from error
 
     def resume(self) -> Iterator[Part]:
-        """What stands already, part by part; the documents are left out."""
+        """What is written already, part by part; the documents are left out."""
         for path in sorted(self._folder.glob("*.npz")):
             with np.load(path) as file:
                 about = json.loads(str(file["about"]))
@@ -87,7 +87,7 @@ class DatasetWriter:
             yield part
 
     def append(self, part: Part) -> None:
-        """Raises DataError where the disk does not take it; what was written before stands."""
+        """Raises DataError where the disk does not take it; what was written before is kept."""
         path = self._folder / f"{self._num_parts:06}.npz"
         about = json.dumps({"position": part.position, "counts": dict(part.counts)})
         try:
