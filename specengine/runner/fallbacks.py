@@ -67,8 +67,8 @@ class GraphStats:
 
 @dataclass(frozen=True)
 class NoGraphs:
-    """Stands in for graphs of a kind that an engine cannot have. Every batch that they would have
-    served is a fallback for one reason, which is logged at construction."""
+    """Takes the place of graphs of a kind that an engine cannot have. Every batch that they would
+    have served is a fallback for one reason, which is logged at construction."""
 
     kind: str
     reason: str

@@ -196,7 +196,7 @@ class ModelRunner:
 
     def _leaves_rows_out(self, batch: ModelWorkerBatch) -> bool:
         """Whether the last layer may compute the last rows of prompts alone. Engines that share
-        experts have told each other how many rows a forward has."""
+        experts have exchanged how many rows a forward has."""
         if self.reads_hidden or self.sharers is not None or not batch.forward_mode.is_prefill():
             return False
         return batch.num_tokens - batch.batch_size > MANY_ROWS and reads_last_rows(batch)

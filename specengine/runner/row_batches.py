@@ -69,7 +69,7 @@ class RowBatches:
 def keep_states(batch: ForwardBatch, accepted_B: Tensor, nodes_BW: Tensor | None = None) -> None:
     """Behind a forward of nodes: move recurrent state on to the last accepted one of each
     request. nodes_BW: int64, the accepted paths of trees. After a decode there is nothing to
-    do: what it wrote stands."""
+    do: what it wrote is kept."""
     if batch.states is None or batch.forward_mode.is_decode():
         return
     width = batch.max_extend_len if nodes_BW is None else nodes_BW.shape[1]

@@ -83,7 +83,7 @@ class ForwardInputs:
     logits_rows_N: Tensor
     qo_indptr: Tensor  # [N + 1]
     row_T: Tensor  # of the page table
-    place_T: Tensor  # where in its row a token's KV slot stands
+    place_T: Tensor  # where in its row a token's KV slot is
     base_T: Tensor  # position of the depth 0 of a token's tree
     token_T: Tensor
     depth_T: Tensor

@@ -58,7 +58,7 @@ class Batch:
 def batches_of(moves: Sequence[Move], find: Find, limit: int) -> list[Batch]:
     """In the files' order, none of more than `limit` bytes. A move of more is cut into several.
     Bytes that several pieces read, such as rows of which each has every other, are read once.
-    find: where a move's tensor stands; it has to be known."""
+    find: where a move's tensor lies; it has to be known."""
     found = [(_known(find, one.tensor), one) for move in moves for one in _cut(move, limit)]
     found.sort(key=lambda pair: (pair[0].path, pair[0].start, pair[0].stop))
     batches: list[Batch] = []
@@ -76,7 +76,7 @@ def _known(find: Find, tensor: Tensor) -> FileSpan:
 
 
 def _cut(move: Move, limit: int) -> Iterator[Move]:
-    """Halves of halves, along the dimension whose entries stand farthest apart in the file."""
+    """Halves of halves, along the dimension whose entries lie farthest apart in the file."""
     tensor = move.tensor
     if not tensor.numel():
         return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specengine.runner.loader.gguf_file import GgufFile
 
 
-# Experts of a layer in GGUF files -> their names here (layers/experts.py). gate and up stand apart
+# Experts of a layer in GGUF files -> their names here (layers/experts.py). gate and up are separate
 # or, one below the other, merged.
 GGUF_EXPERTS: Mapping[str, str] = {
     "ffn_gate_inp": "mlp.gate",
@@ -45,8 +45,8 @@ class GgufFormat:
     checkpoints have halves. norm_offset: added to the gains of norms in the file. epsilon: field of
     config.json for the norms' epsilon. tensors: GGUF name in a block -> name in a layer of the
     checkpoint, of what Llama has not, or names otherwise; with its suffix (`attn_sinks.weight`)
-    where the checkpoint's has another. A name with `*` is of a tensor of all experts, whose numbers
-    stand there. metadata: GGUF key without the architecture's prefix -> field of config.json,
+    where the checkpoint's has another. A name with `*` is of a tensor of all experts; it matches
+    their numbers. metadata: GGUF key without the architecture's prefix -> field of config.json,
     beside those of all families; a file has all of them. optional: the same, None where a file
     lacks one. fields: of config.json, that no single key holds. change: what else is otherwise in
     the file: (checkpoint name, tensor) pairs in, and the file, which tells sizes; the checkpoint's

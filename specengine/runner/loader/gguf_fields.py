@@ -33,7 +33,7 @@ def window(file: GgufFile) -> int | None:
 
 
 def num_layers(file: GgufFile) -> int:
-    """Layers of the target. Those that predict further tokens (MTP) stand behind them as blocks."""
+    """Layers of the target. Those that predict further tokens (MTP) follow them as blocks."""
     mtp: int = file.get("{arch}.nextn_predict_layers", 0)
     return int(file.require("{arch}.block_count")) - mtp
 

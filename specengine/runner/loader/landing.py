@@ -70,6 +70,6 @@ def read_bytes(file: int, place: Tensor, start: int, batch: Batch) -> None:
 
 
 def _view(buffer: Tensor, at: int, tensor: Tensor) -> Tensor:
-    """What stands from byte `at` of a buffer, uint8, as `tensor` has it in its file."""
+    """What lies from byte `at` of a buffer, uint8, as `tensor` has it in its file."""
     typed = buffer.view(tensor.dtype)
     return typed.as_strided(tensor.shape, tensor.stride(), at // tensor.element_size())

@@ -78,8 +78,8 @@ class MappedFiles:
             raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
 
     def find(self, tensor: Tensor) -> FileSpan | None:
-        """Where the bytes of a view stand. None for a tensor that is no view of these files, and
-        for views of a file to one of which something was written: the file has not got that."""
+        """Where the bytes of a view lie. None for a tensor that is no view of these files, and for
+        views of a file one of which was written to: the file does not have what was written."""
         if tensor.device.type != "cpu" or tensor._version:
             return None
         address = tensor.data_ptr()

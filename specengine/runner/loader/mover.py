@@ -4,7 +4,7 @@ A loader's time goes to the host's memory: faults of mapped pages, copies from p
 each wait for the device, and rows that are cut on the host, for which PyTorch wakes all cores a
 tensor. So the bytes are not touched through the mapping. Threads take batches of neighbouring bytes
 (batches.py), read them with `preadv` and land them (landing.py), on a device by pinned memory and
-one copy a batch. A rank reads the bytes of its own parts alone, as far as they stand together: of a
+one copy a batch. A rank reads the bytes of its own parts alone, as far as they lie together: of a
 part of each row the whole rows.
 
 A model on the host is copied tensor by tensor from mappings, a file at a time: the first write to

@@ -62,7 +62,7 @@ class Inductor(Adaptor):
         examples = [
             node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"
         ]
-        # PyTorch's own cache refuses functions whose code it does not know: ours stands for it.
+        # PyTorch's own cache refuses functions whose code it cannot hash: it is given our hash.
         names = {f"{one.__module__}.{one.__name__}": code_hash() for one in PLAIN_FORMS.values()}
         with config.patch(unsafe_marked_cacheable_functions=names):
             return standalone_compile(graph, examples, dynamic_shapes="from_graph")
