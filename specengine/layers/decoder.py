@@ -62,7 +62,7 @@ class DecoderLayer(Module):
     The residual stream is carried beside the layer's output and added inside the next norm.
 
     Of self_attn and linear_attn a layer has one, which `attention` is.
-    input_layernorm and post_attention_layernorm stand before attention and before feed-forward,
+    input_layernorm and post_attention_layernorm are before attention and before feed-forward,
     attention_out_norm and mlp_out_norm behind them; those that a layer lacks are None.
     """
 

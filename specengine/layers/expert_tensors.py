@@ -38,7 +38,7 @@ _SCALES = {
 
 @dataclass(frozen=True)
 class _Form:
-    """Of a tensor of all experts, as it stands in the checkpoint."""
+    """Of a tensor of all experts, as it is in the checkpoint."""
 
     shape: torch.Size
     is_swapped: bool
@@ -57,7 +57,7 @@ class _Form:
 class ExpertTensors:
     """How a checkpoint packs the experts of a layer: the names of its tensors behind the layer's,
     [E, 2 I, H] and [E, H, I]. swapped: the last two dimensions are the other way round.
-    interleaved: rows of gate and up take turns, else gate stands before up. leaf: of an expert's
+    interleaved: rows of gate and up take turns, else gate comes before up. leaf: of an expert's
     own tensor; None is "weight", or "bias" of a tensor of two dimensions. inputs: H, where the
     shapes tell whether dimensions are swapped; where they do not, they are."""
 

@@ -144,7 +144,7 @@ class GatedDelta(split_ops.Numbered):
 
     def _run(self, given: DeltaInputs, batch: ForwardBatch) -> Tensor:
         """float32 [T, M, E]. Raises ValueError for a forward that says neither that its tokens
-        stand nor that they are verified."""
+        are kept nor that they are verified."""
         pool, weights = states_of(batch), self._weights
         state, updates = pool.state(self.layer_id), pool.updates(self.layer_id)
         if batch.forward_mode.is_prefill():

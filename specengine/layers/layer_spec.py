@@ -63,7 +63,7 @@ class ExpertsSpec:
                 )
         if self.group_best not in (1, 2):
             raise ModelLoadError(
-                f"groups judged by their best {self.group_best} experts: not known"
+                f"groups ranked by their best {self.group_best} experts are not supported"
             )
         fits = 0 < self.num_chosen <= self.num_experts // self.num_groups * self.num_chosen_groups
         if not fits or self.num_experts % self.num_groups:
@@ -97,7 +97,7 @@ class LatentSpec:
     rope_dim: int
     value_dim: int  # of a head
     q_rank: int | None = None  # q is compressed too; None: projected at once
-    has_pairs: bool = True  # rotary pairs stand side by side, (2 i, 2 i + 1)
+    has_pairs: bool = True  # rotary pairs lie side by side, (2 i, 2 i + 1)
     norm_eps: float = 1e-6  # of the norms of what is compressed
 
     @property

@@ -30,7 +30,7 @@ class LinearKernel(Protocol):
 
 
 class GatedKernel(Protocol):
-    """Of a packed weight whose rows of gate stand before those of up: maps [T, in] to
+    """Of a packed weight whose rows of gate come before those of up: maps [T, in] to
     act(gate) * up, [T, out / 2], with the bits of `act_and_mul` behind the product."""
 
     def __call__(self, x: Tensor, activation: str) -> Tensor: ...
@@ -151,8 +151,9 @@ class Linear(Numbered):
 
     @property
     def takes(self) -> Fp8Input | None:
-        """The form that rows are rounded to before they are multiplied; None: they are not, or a
-        trace stands for it. Who makes the rows may round them, too (kernels/linear/rounded.py)."""
+        """The form that rows are rounded to before they are multiplied; None: they are not, or
+        the layer is traced. The maker of the rows may round them, too
+        (kernels/linear/rounded.py)."""
         return None if is_traced() else self._takes
 
     @property
@@ -175,7 +176,7 @@ class Linear(Numbered):
 
 
 class MergedLinear(Linear):
-    """Several linear layers of one input as one product; their outputs stand side by side.
+    """Several linear layers of one input as one product; their outputs lie side by side.
 
     Checkpoints keep them apart: `shards` cuts a parameter into the parts they fill.
     """

@@ -5,8 +5,8 @@ rows cost what one does; where every weight is a bfloat16 number, as most checkp
 C over the bfloat16 weight, which loses nothing and is half as much to keep and to read. bfloat16:
 the same, or oneDNN on CPUs with bfloat16 instructions. int8 and int4: PyTorch's weight-only
 kernels, whose activations are bfloat16. On the CPUs measured, each of them gives a row the same
-bits whatever rows stand beside it, which F.linear does not; so none gives way to another by the
-number of rows.
+bits whatever other rows there are, which F.linear does not; so the number of rows never
+changes the kernel.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class MklLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _MKL_ROWS)
         self.bias = bias
-        # The operator reads the plain weight's shape only, as long as it is told that the packed
-        # one was made for the rows at hand; so one shared element stands in for the weight.
+        # The operator reads the plain weight's shape only, as long as its argument says that the
+        # packed one was made for the rows at hand; so one shared element replaces the weight.
         self.shape_only = torch.empty(1).expand(weight.shape)
         self.multiply = torch.ops.mkl._mkl_linear.default
 

@@ -21,7 +21,8 @@ _MAX_ELEMENTS = 2**24  # of [R, V] handled at once, so that temporaries stay nea
 
 @dataclass(frozen=True)
 class PathTokens:
-    """Tokens of this round that stand above each row: drafted, and accepted if the row counts."""
+    """Tokens of this round before each row, on its path: drafted, and accepted if the row
+    counts."""
 
     tokens_RN: Tensor  # int64, a valid token id in every place
     mask_RN: Tensor  # bool, which of them are on the row's path

@@ -112,7 +112,7 @@ def _has_kinds(parameters: RopeParameters) -> bool:
 
 
 def _stated(config: Any) -> RopeParameters:
-    """What stands beside the rope parameters and belongs to them."""
+    """What is outside the rope parameters and belongs to them."""
     original = getattr(config, "original_max_position_embeddings", None)
     context = getattr(config, "served_context", None)
     stated = {"original_max_position_embeddings": original, "context": context}

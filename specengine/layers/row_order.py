@@ -1,4 +1,4 @@
-"""Checkpoints whose rows stand in another order than the products here want them in.
+"""Checkpoints whose rows are in another order than the products here want them in.
 
 Rows are output features. Where a tensor has a row an output, its rows are moved. Of what a
 quantisation packs otherwise the tensors stay as they are, and the order goes beside them as one
@@ -26,7 +26,7 @@ def reordered(
 ) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor): row i of a layer in `orders` is row orders[layer][i] of the
     checkpoint's. Raises ModelLoadError for a tensor that has another number of rows."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for name, tensor in weights:
         path, _, kind = name.rpartition(".")
         order = orders.get(path.rpartition(".")[2])
@@ -41,8 +41,8 @@ def reordered(
             yield name, tensor[order]
         else:
             yield name, tensor
-            if path not in told:
-                told.add(path)
+            if path not in seen:
+                seen.add(path)
                 yield f"{path}.{ROW_ORDER}", order
 
 
@@ -53,7 +53,7 @@ def has_rows(kind: str, tensor: Tensor) -> bool:
 
 
 def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> Tensor:
-    """Of rows whose rotary pairs stand side by side, (2i, 2i + 1), those whose pairs stand half a
+    """Of rows whose rotary pairs lie side by side, (2i, 2i + 1), those whose pairs lie half a
     rotation apart, (i, i + rotary_dim / 2): int64 [num_heads * head_dim]. Scores are sums over a
     head's rows, so that their order is free."""
     pairs = torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)

@@ -90,7 +90,8 @@ class SparseMLP(Numbered):
         return room
 
     def run_split(self, rows: Sequence[Tensor], batch: object) -> Tensor:
-        """What SHARED_EXPERTS stands for: no graph holds how many rows the other engines have."""
+        """What the operator SHARED_EXPERTS runs: no graph holds how many rows the other engines
+        have."""
         assert self.sharers is not None
         return self._over_engines(rows[0], self.sharers)
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class TracedBatch:
-    """Stands for the ForwardBatch of a forward that is traced: layers take the plain way, the one
-    that PLAIN computes, and leave features."""
+    """Takes the place of the ForwardBatch of a forward that is traced: layers take the plain way,
+    the one that PLAIN computes, and leave features."""
 
     compiles = True  # so that no fused path of few rows is taken
     kept_rows = None  # and every row is computed
@@ -88,8 +88,8 @@ class Numbered(Module):
         return self._number
 
     def run_module(self, x: Tensor) -> Tensor:
-        """What `run_module` stands for in a trace. A module that calls it amid its own `forward`
-        overrides this: what follows there is in the trace already."""
+        """What the operator `run_module` of a trace runs. A module that calls it amid its own
+        `forward` overrides this: what follows there is in the trace already."""
         found: Tensor = self(x)
         return found
 

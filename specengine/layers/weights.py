@@ -69,7 +69,7 @@ def load_weights(
     ignored: Sequence[str] = (),
 ) -> None:
     """Copy each (checkpoint name, tensor) to its parameter; each must be filled exactly. Merged
-    modules may stand merged in the checkpoint too.
+    modules may be merged in the checkpoint too.
 
     packed_modules_mapping: merged module -> names of its parts in checkpoints, in their order.
     ignored: how names begin that may appear and are not read (the head of a tied model). Raises
@@ -151,8 +151,8 @@ def fill_places(
             )
         if name not in missing:
             raise ModelLoadError(
-                f"tensor {name} comes twice: several files hold it, or it stands both merged and "
-                "apart; which of them is meant is not known"
+                f"tensor {name} comes twice: several files hold it, or it is there both merged and "
+                "split; which of them is meant is not known"
             )
         _put(name, tensor, places[name], plan)
         missing.discard(name)

@@ -25,8 +25,8 @@ def close_experts(
     module: Experts, method: Quantization, dtype: torch.dtype, wants_dense: bool
 ) -> bool:
     """Make of what was collected the weights: packed ones where products read such, else dense ones
-    of `dtype`. An expert at a time, so that no layer stands beside its copy. Returns whether they
-    are packed. Raises ModelLoadError and ConfigError."""
+    of `dtype`. An expert at a time, so that no layer is in memory together with its copy. Returns
+    whether they are packed. Raises ModelLoadError and ConfigError."""
     reader = _Reader(module, method, dtype)
     packed = None if wants_dense or not has_triton() else reader.packed()
     if packed is None:

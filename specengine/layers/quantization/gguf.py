@@ -8,7 +8,7 @@ q d + m. q8_0: 32 signed bytes, w = q d. mxfp4: an exponent and 16 bytes; of exp
 K-quants have super-blocks of 256. q4_k and q5_k: d and m, then 12 bytes with 6 bits of scale s and
 of least value l for each 32, w = q d s - m l. q6_k: a signed byte of scale s for each 16, w =
 (q - 32) d s. Codes of 5 and 6 bits become 8; scales of K-quants become float32, which is exact.
-Tensors of other types are dequantised when they are read. Beside a matrix may stand `column_order`,
+Tensors of other types are dequantised when they are read. A matrix may come with a `column_order`,
 int64 [columns]: the layer's input j multiplies the file's column column_order[j].
 """
 

@@ -32,7 +32,7 @@ def make_int(
 
 def sort_groups(layer: LayerTensors, groups: Tensor, size: int) -> Tensor | None:
     """groups: int [columns], the group of each input (`g_idx`, act-order). Returns the inputs in
-    the order of their groups, int64 [columns]; None where they stand in it."""
+    the order of their groups, int64 [columns]; None where they are in it."""
     expected = torch.arange(layer.columns, device=groups.device) // size
     wide = groups.to(torch.int64)
     if torch.equal(wide, expected):

@@ -43,7 +43,7 @@ def make_quantization(fields: dict[str, Any]) -> Quantization:
 
 
 class QuantisedLinear:
-    """A linear layer's kernel: one product, or several of one input whose outputs stand side by
+    """A linear layer's kernel: one product, or several of one input whose outputs lie side by
     side, where their weights could not be joined."""
 
     def __init__(self, parts: Sequence[Part], bias: Tensor | None) -> None:
@@ -202,7 +202,7 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
 def _behind_each_other(
     cuts: Sequence[Sequence[Cut | None]], sizes: Sequence[int]
 ) -> list[Cut | None]:
-    """Cuts of a tensor in which those of the sizes stand one below the other; [None] is all of
+    """Cuts of a tensor in which those of the sizes lie one below the other; [None] is all of
     it."""
     if all(cut is None for each in cuts for cut in each):
         return [None]

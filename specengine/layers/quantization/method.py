@@ -91,8 +91,8 @@ class Quantization(ABC):
     """The quantisation of one checkpoint.
 
     Layers that it left in floating point (`ignore`, `modules_to_not_convert`, mostly the head) are
-    told by their tensors: such a layer has `weight` in floating point, and no method is asked.
-    keeps_gguf: whether it is given a GGUF file's blocks, and serves GGUF files alone.
+    recognised by their tensors: such a layer has `weight` in floating point, and no method is
+    asked. keeps_gguf: whether it is given a GGUF file's blocks, and serves GGUF files alone.
     """
 
     keeps_gguf: ClassVar[bool] = False
@@ -100,7 +100,7 @@ class Quantization(ABC):
     @classmethod
     @abstractmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Quantization:
-        """fields: `quantization_config` of config.json, or what stands in its place. Raises
+        """fields: `quantization_config` of config.json, or what takes its place. Raises
         ModelLoadError, naming what is not supported."""
 
     @abstractmethod

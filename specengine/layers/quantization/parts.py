@@ -60,7 +60,7 @@ def own_part(whole: Part, cut: Cut | None, name: str) -> Part:
     if found is None:
         raise ConfigError(
             f"--tp-size, or --dp-size with shared experts: inputs {cut.start} to {cut.stop} of "
-            f"{name} begin or end amid a group that has one scale, stand in another order, or are "
+            f"{name} begin or end amid a group that has one scale, are in another order, or are "
             "no multiple of 32; take fewer ranks, or the model in floating point"
         )
     return found
