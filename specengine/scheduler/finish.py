@@ -42,8 +42,8 @@ class StopStrings:
         return min(found)[2] if found else None
 
 
-# How many tokens stand, the one that ends the request among them, and why it ends: None if it goes
-# on. A plain tuple, since one is made for each request and round.
+# How many tokens are kept, the one that ends the request among them, and why it ends: None if it
+# goes on. A plain tuple, since one is made for each request and round.
 Cut = tuple[int, FinishReason | None]
 
 

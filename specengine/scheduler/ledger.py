@@ -14,7 +14,7 @@ from specengine.memory.state_snapshots import StateSnapshots
 
 
 class KVLedger:
-    """The one owner of KV bookkeeping: it reserves what a forward may write, commits what stands,
+    """The one owner of KV bookkeeping: it reserves what a forward may write, commits what is kept,
     and releases a request, whatever the reason it leaves.
 
     A slot is free, or in the radix cache, or private to one request. The row of a request holds
@@ -130,7 +130,7 @@ class KVLedger:
         return True
 
     def commit(self, req: Req, count: int) -> None:
-        """The KV of `count` more tokens is written and stands."""
+        """The KV of `count` more tokens is written and kept."""
         req.kv_len += count
 
     def trim(self, req: Req, length: int) -> None:

@@ -1,4 +1,4 @@
-"""How requests leave the KV memory, and who is told."""
+"""How requests leave the KV memory, and who is notified."""
 
 from __future__ import annotations
 

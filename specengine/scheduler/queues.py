@@ -1,4 +1,4 @@
-"""Where each request stands."""
+"""The queues, and which of them each request is in."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Scheduler:
         self.queues.add(req)
 
     def abort(self, rid: str, why: str | None = None) -> None:
-        """End a request, wherever it stands. Unknown and finished ones are ignored."""
+        """End a request, wherever it is. Unknown and finished ones are ignored."""
         if (req := self.queues.by_rid.get(rid)) is not None:
             self.lifecycle.finish(req, FinishReason("abort", message=why))
 
@@ -175,7 +175,7 @@ class Scheduler:
                     accepted.append(kept - 1)
         self.spec_totals.record(num_rounds, drafts, accepted)
 
-    # ---- how things stand
+    # ---- state
 
     @property
     def has_work(self) -> bool:
@@ -298,8 +298,8 @@ class Scheduler:
         drafted: int,
         depth: DepthChoice | None = None,
     ) -> int:
-        """The tokens of one round. With each of them that stands, the KV of the token before it
-        stands as well: the root's with the first. How many do."""
+        """The tokens of one round. With each token that is kept, the KV of the token before it is
+        kept too: the root's with the first. Returns how many are kept."""
         cut = find_cut(req, tokens, self.policy.context_len)
         kept = cut[0]
         self.ledger.commit(req, kept)
