@@ -29,7 +29,7 @@ class RadixNode:
     lock_ref: int = 0
     last_access: int = 0
     # Of a target that keeps recurrent state: slots of the state pool, by how many of these tokens
-    # the state stands behind (memory/state_snapshots.py).
+    # the state has read (memory/state_snapshots.py).
     snapshots: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -53,9 +53,10 @@ class StatePool:
     """Slot r is that of the request in row r of the page table; behind the rows lie snapshots of
     the prefix cache. Row 0 belongs to no request: what is there is read as zeros.
 
-    A forward whose tokens all stand moves the slots of its requests on. A verification leaves them
-    as they are, and leaves the updates of its nodes in rows of its own; `keep_paths` then moves the
-    slots on by those of the accepted paths. So between the two no other verification may run.
+    A forward whose tokens are all kept moves the slots of its requests on. A verification leaves
+    them as they are, and leaves the updates of its nodes in rows of its own; `keep_paths` then
+    moves the slots on by those of the accepted paths. So between the two no other verification may
+    run.
     """
 
     def __init__(self, shape: StateShape, sizes: StateSizes, device: torch.device) -> None:

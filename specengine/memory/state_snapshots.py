@@ -14,7 +14,7 @@ Copies = list[tuple[int, int]]  # from slot to slot
 class StateSnapshots:
     """Slots of the state pool that hold the state behind a prefix of the radix cache.
 
-    A snapshot stands at a page boundary within a node, and goes with it, or earlier: where a new
+    A snapshot lies at a page boundary within a node, and goes with it, or earlier: where a new
     one needs a slot, the least recently used goes. No lock keeps it, because a request copies it
     into a slot of its own when it starts.
     """
