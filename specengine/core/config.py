@@ -164,10 +164,10 @@ class SpecConfig(Section):
     static_tree: bool = _model(False, "shape a draft model's trees by rank, not by probability")
     verify: str = option(
         "auto",
-        "which drafted tokens stand; a lossy rule, such as relaxed, says so in every result",
+        "which drafted tokens are accepted; a lossy rule, such as relaxed, says so in every result",
         ("auto", *VERIFIERS),
     )
-    relaxed_top_k: int = _relaxed(3, "relaxed: tokens that may stand, the target's best")
+    relaxed_top_k: int = _relaxed(3, "relaxed: tokens that may be accepted, the target's best")
     relaxed_delta: float = _relaxed(
         0.3, "relaxed: how much less probable than the best they may be"
     )
@@ -302,7 +302,7 @@ class EngineConfig:
 
     @property
     def sums_in_one_kernel(self) -> bool:
-        """Whether two ranks on GPUs sum few rows so, if they can. Unless told, they do where it was
+        """Whether two ranks on GPUs sum few rows so, if they can. Unless set, they do where it was
         measured: where one engine's forwards are all on one stream."""
         if self.parallel.enable_symm_mem is not None:
             return self.parallel.enable_symm_mem

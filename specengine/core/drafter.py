@@ -52,7 +52,7 @@ class Drafter(ABC):
     # Options under which it is proved: a set for each shape (chain, tree) that it can draft. Those
     # of a drafter with models are the same for all.
     proof_options: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
-    can_be_hybrid: bool = True  # --speculative-hybrid-suffix may stand beside it
+    can_be_hybrid: bool = True  # --speculative-hybrid-suffix may be used with it
     drafts_trees: ClassVar[bool] = True  # of one with models: --speculative-eagle-topk above 1
     takes_token_map: ClassVar[bool] = False  # --speculative-token-map
     draft_vocab_size: int | None = None  # tokens that its model can say; None where it has none
@@ -72,7 +72,7 @@ class Drafter(ABC):
     # "device": on the host, too, a draft may be one graph of `draft_rows` or `draft_tree_rows`. It
     # has the fields `runner`, `loops` and `device_rounds` of draft.worker.DraftWorker.
     has_draft_loops: bool = False
-    draft_slots: int = 0  # "device": KV slots past those that stand which drafting writes
+    draft_slots: int = 0  # "device": KV slots past the kept ones that drafting writes
     topk: int = 1  # "device": children of a node of its trees
     may_be_unready: bool = False  # "device": is_ready may be False
     # A "lookup" drafter whose drafts take the place of `model`'s, where there are two sources.
@@ -138,8 +138,8 @@ class Drafter(ABC):
         raise NotImplementedError
 
     def may_match(self, reqs: Sequence[Req], num_new: int) -> bool:
-        """Whether a request might have a draft once it has at most so many tokens more. Of one that
-        stands beside a model."""
+        """Whether a request might have a draft once it has at most so many tokens more. Asked of a
+        drafter that is used together with a model."""
         return True
 
     # "device"

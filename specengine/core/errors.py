@@ -57,4 +57,4 @@ class DataError(SpecEngineError):
 
 
 class TrainingError(SpecEngineError):
-    """A training run cannot go on. What it wrote before stands."""
+    """A training run cannot go on. What it wrote before is kept."""

@@ -1,4 +1,4 @@
-"""What an output must follow: the grammar asked for, where it stands, and what a row may say.
+"""What an output must follow: the grammar asked for, its state, and what a row may say.
 
 llguidance compiles and follows them (engine/grammar); this is what other packages see of it.
 """
@@ -115,7 +115,7 @@ def _as_json(value: Any, param: str) -> str:
 
 
 class GrammarState(Protocol):
-    """Where the output of one request stands in its grammar. Between forwards it stands after the
+    """The state of one request's output in its grammar. Between forwards it is after the
     committed tokens; code that explores a draft takes its tokens back before the next forward."""
 
     @property

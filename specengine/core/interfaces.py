@@ -66,7 +66,7 @@ class AttentionLayer(Protocol):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    value_dim: int | None  # V is the first numbers of K, so many; None: V stands beside K
+    value_dim: int | None  # V is the first numbers of K, so many; None: V is apart from K
     expanded: ExpandedHeads | None  # of latent attention: the heads that K and V stand for
     scale: float
     sliding_window: int | None
@@ -87,7 +87,7 @@ class AttentionLimits:
     sinks: bool = False  # adds sinks to the softmax where a layer has them
     layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
     graphs: bool = True  # its forwards can be captured in graphs
-    plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
+    plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be given
     fp8_kv: bool = False  # reads K and V in float8_e4m3fn
     chunks: bool = False  # attends within chunks (AttentionLayer.attention_chunk)
     shared_kv: bool = False  # attends where V is a part of K (AttentionLayer.value_dim)

@@ -25,7 +25,7 @@ FAILED_EXIT = 70  # the code with which rank 0's process ends after another rank
 class Communicator(Protocol):
     """Collectives of `size` ranks. All ranks make the same calls, with tensors of one shape, in one
     order, also while a CUDA graph is captured. A collective gives all ranks the same bits: what is
-    computed of them alike is alike on all ranks, and no rank has to be told what another decided.
+    computed of them alike is alike on all ranks, and no rank has to learn what another decided.
     """
 
     rank: int
@@ -72,7 +72,7 @@ def of_each(ranks: Communicator, number: int) -> list[int]:
 def on_all(ranks: Communicator, do: Callable[[], T], what: str, error: type[SpecEngineError]) -> T:
     """What `do` gives, where it fails on no rank. All ranks call this.
 
-    Where it fails on any, all raise: rank 0 what was raised there, which its caller is told, every
+    Where it fails on any, all raise: rank 0 what was raised there, for its caller, every
     other rank `error`, and a rank on which it did not fail `error` too. what: "cannot ...", for
     the message. What was done on the other ranks they have to undo.
     """
@@ -94,8 +94,8 @@ def on_all(ranks: Communicator, do: Callable[[], T], what: str, error: type[Spec
 
 
 class Link(Protocol):
-    """What one rank's engine has of the other ranks'. Rank 0 leads: what it is told by callers, and
-    what it decides by the clock, it tells the others, which run the same engine in lock-step.
+    """What one rank's engine has of the other ranks'. Rank 0 leads: what its callers ask, and
+    what it decides by the clock, it sends to the others, which run the same engine in lock-step.
 
     leads: whether this is rank 0 of several.
     """
@@ -140,8 +140,8 @@ def chosen_on_rank_0(
     to_numbers: Callable[[T], tuple[int, ...]],
     from_numbers: Callable[..., T],
 ) -> T:
-    """What `choose` gives on rank 0, where alone it is called. to_numbers: what the other ranks are
-    told of it; there, from_numbers(*numbers) takes its place. All ranks call this at the same
+    """What `choose` gives on rank 0, where alone it is called. to_numbers: what the other ranks
+    receive of it; there, from_numbers(*numbers) takes its place. All ranks call this at the same
     place."""
     if link.communicator.size == 1:
         return choose()
@@ -151,8 +151,8 @@ def chosen_on_rank_0(
         made.append(choose())
         return to_numbers(made[0])
 
-    told = link.decide(numbers)
-    return made[0] if made else from_numbers(*told)
+    received = link.decide(numbers)
+    return made[0] if made else from_numbers(*received)
 
 
 _splitting: ContextVar[Communicator] = ContextVar("splitting", default=NoLink.communicator)
@@ -200,7 +200,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class JoinedCut:
-    """A rank's parts of a checkpoint's tensor in which several stand one below the other. ranges:
+    """A rank's parts of a checkpoint's tensor in which several lie one below the other. ranges:
     of that tensor, in its order, along the first dimension."""
 
     ranges: tuple[Cut, ...]
@@ -208,7 +208,7 @@ class JoinedCut:
 
     @classmethod
     def below(cls, *cuts: Cut) -> JoinedCut:
-        """cuts: of each of those that stand there."""
+        """cuts: of each of those that lie there."""
         whole, start, ranges = sum(one.whole for one in cuts), 0, []
         for one in cuts:
             ranges.append(Cut(0, start + one.start, start + one.stop, whole))

@@ -14,15 +14,15 @@ class Stream(IntEnum):
     """What a draw decides. Draws of different streams are independent: a number that chose a draft
     token and also its acceptance would bias the output.
 
-    A position may be drafted and judged in several rounds, until a token stands there. Draws of
-    DRAFT and ACCEPT are therefore keyed by lane as well, the index of the node in its draft: block
-    verification looks at coins and drafts beyond the place where it stops, and if the next round
-    met the same numbers again, the output would be biased.
+    A position may be drafted and verified in several rounds, until a token is accepted there. Draws
+    of DRAFT and ACCEPT are therefore keyed by lane as well, the index of the node in its draft:
+    block verification looks at coins and drafts beyond the place where it stops, and if the next
+    round met the same numbers again, the output would be biased.
     """
 
     SAMPLE = 0  # the target's token
     DRAFT = 1  # the drafter's token
-    ACCEPT = 2  # whether a drafted token stands
+    ACCEPT = 2  # whether a drafted token is accepted
     RESIDUAL = 3  # the token in place of a rejected one
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 # By the name that config.json gives in `architectures`. The order is that of small models in tests,
-# whose random weights depend on it: new ones stand last.
+# whose random weights depend on it: new ones come last.
 MODEL_FAMILIES: dict[str, str] = {
     "LlamaForCausalLM": "specengine.target.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "specengine.target.models.llama:MistralForCausalLM",
@@ -140,6 +140,6 @@ LOAD_QUANTIZATIONS: dict[str, str] = {
 
 
 def load_place(place: str) -> Any:
-    """What stands at "module:name"."""
+    """The object at "module:name"."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

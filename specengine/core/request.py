@@ -46,7 +46,7 @@ class TokenLogprob:
 class Req:
     """A request and its place in the KV memory.
 
-    owner: what it is a choice of, together with others; where it stands alone, "" until it is
+    owner: what it is a choice of, together with others; where it is alone, "" until it is
     queued, and its rid from then on. place: in the order in which requests are served, set when it
     is queued (scheduler/queues.py).
 
@@ -59,7 +59,7 @@ class Req:
     sampling: SamplingParams
     eos_ids: frozenset[int] = frozenset()
     seed: int = 0  # sampling.seed, or one drawn on arrival
-    grammar: GrammarState | None = None  # stands after output_ids
+    grammar: GrammarState | None = None  # its state is that after output_ids
     needs_all_rows: bool = False  # of the prompt: no KV of it may come from the prefix cache
     owner: str = ""
     place: int = 0

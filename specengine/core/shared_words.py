@@ -1,7 +1,7 @@
 """Memory that processes share, and counters in it by which they wait for each other.
 
-A counter has one writer. Between what it counts and itself stands a lock of the process's own:
-taking it keeps their order on processors that change it. It is written by one aligned store of
+A counter has one writer. Between what it counts and itself a lock of the process's own is taken:
+this keeps their order on processors that change it. It is written by one aligned store of
 eight bytes, through a memoryview of words: struct.pack_into clears its bytes first, and a reader
 would see the 0.
 """

@@ -16,7 +16,7 @@ NOTHING, ROUND, MEETING = 0, 1 << 20, 1 << 21  # in place of a model's number
 
 
 class NextRun(NamedTuple):
-    """What a rank has to run next. Ranks exchange it as it stands: integers alone."""
+    """What a rank has to run next. Ranks exchange it as it is: integers alone."""
 
     model: int = NOTHING  # the number of one whose forward it is, ROUND or MEETING
     num_tokens: int = 0  # of a forward
@@ -51,7 +51,7 @@ class SharedRounds(Protocol):
 class ExpertSharers:
     """Each engine has its own attention, and each rank some intermediate features of every expert.
     "Rank" means an engine below: ranks of one engine (--tp-size) go in lock-step, and each talks to
-    the rank of the same place in every other engine, so that all of them hear the same.
+    the rank of the same place in every other engine, so that all of them receive the same.
 
     A forward of a model with experts is one of all ranks: their rows are gathered before the
     experts, and each takes its own rows of the sum behind them. So before a forward ranks say what
@@ -99,7 +99,7 @@ class ExpertSharers:
     @contextmanager
     def evenly(self) -> Iterator[None]:
         """Around forwards that every rank runs, in one order and with as many tokens each: nothing
-        is told. Inside `forward` it changes nothing."""
+        is exchanged. Inside `forward` it changes nothing."""
         if self._runs:
             yield
             return
@@ -199,10 +199,10 @@ class ExpertSharers:
     def _gather(self, next_run: NextRun) -> int:
         """What runs now: a model's number, ROUND, MEETING where all ranks ask it, or NOTHING."""
         size, width = self.communicator.size, len(next_run)
-        told = [0] * (width * size)
+        shared = [0] * (width * size)
         start = width * self.communicator.rank
-        told[start : start + width] = next_run
-        found = self.communicator.greatest(told)
+        shared[start : start + width] = next_run
+        found = self.communicator.greatest(shared)
         self._asked = [NextRun(*found[i : i + width]) for i in range(0, len(found), width)]
         turn = min((one.model for one in self._asked if one.model), default=NOTHING)
         if turn == MEETING and any(one.model != MEETING for one in self._asked):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass
 class DraftProposal:
     """A tree of candidate tokens a request. Node 0 is the root: the last chosen token, whose KV is
-    not written yet. Nodes are in topological order (a parent stands before its children), and the
+    not written yet. Nodes are in topological order (a parent comes before its children), and the
     children of a node in order of preference.
 
     An empty proposal has the root alone; decoding without speculation is exactly that.
@@ -38,10 +38,10 @@ class DraftProposal:
     num_nodes: list[int]  # [B], 1 .. N, root included
     is_chain: bool  # parents[i] == i - 1 throughout: no tree mask, no KV to move
     draft_probs: Tensor | None = None  # float32 [B, N, V]; None where every draft is deterministic
-    # [B, N] in 0..1: the estimated probability that the whole path down to a node stands
+    # [B, N] in 0..1: the estimated probability that the whole path down to a node is accepted
     confidence: Tensor | None = None
     # [B][num_nodes], ascending from the root's 0, where the drafter draws no sample and knows which
-    # nodes promise the most: node i stands ranks[b][i]-th, so that the first n are the best n.
+    # nodes promise the most: node i is the ranks[b][i]-th, so that the first n are the best n.
     ranks: Sequence[Sequence[int]] | None = None
     # Whether each request's draft came from lookup, in a drafter that has a model too. None where
     # all drafts have the same source.

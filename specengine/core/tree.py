@@ -14,7 +14,7 @@ class Tree:
     depths_T: depth of each node below its root (root 0), flat over the batch.
     mask_BNN: bool, True where node i (row) sees node j (column): its ancestors and itself. Rows
     and columns past a request's node count are False.
-    num_past: leading columns that stand for nodes whose KV is written already, the last num_past
+    num_past: leading columns of nodes whose KV is written already, the last num_past
     tokens of each prefix: a drafter that grows a tree level by level runs the new level alone.
     Then mask_BNN is [B, N, num_past + N], and depths_T counts from prefix_lens - num_past.
     """
