@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="tokens that vLLM drafts a round unless told otherwise (default: %(default)s)",
+        help="tokens that vLLM drafts a round unless set otherwise (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace DST")
 

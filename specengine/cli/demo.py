@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def contenders(config: EngineConfig) -> list[SpecConfig]:
-    """What stands beside plain decoding: what was asked for, or else the drafter that ships for the
-    model, if any, and NGRAM."""
+    """What is compared with plain decoding: what was asked for, or else the drafter that ships for
+    the model, if any, and NGRAM."""
     from specengine.core.config import SpecConfig
     from specengine.draft.zoo.shipped import draft_path_of
 

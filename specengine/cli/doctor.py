@@ -94,7 +94,7 @@ def show(diagnosis: Diagnosis, most: int | None) -> None:
     from specengine.lab.doctor.scores import LEVEL
 
     caption = (
-        "first: share of first drafted tokens that stand. τ: tokens a round of a chain of "
+        "first: share of first drafted tokens accepted. τ: tokens a round of a chain of "
         f"{LEVELS} emits, the bonus token included, on average over the places of "
         f"{diagnosis.num_texts} texts. Gain: in τ, with its {LEVEL:.1%} interval over texts."
     )

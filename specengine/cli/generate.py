@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the prompt is a user's message; the default where the model has a chat template",
     )
     form.add_argument(
-        "--raw", dest="chat", action="store_false", default=None, help="continue it as it stands"
+        "--raw", dest="chat", action="store_false", default=None, help="continue it as it is"
     )
     group.add_argument("--json", action="store_true", help="print one JSON object at the end")
     add_sampling_arguments(parser)
