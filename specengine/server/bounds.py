@@ -213,7 +213,7 @@ _SAMPLING = (
     Bound("max_logit_bias", "logit_bias", _count("logit_bias")),
 )
 _FORMS = ("json_schema", "regex", "ebnf")
-# In `sampling_params`, where these fields stand in an object of their own.
+# In `sampling_params`, where these fields are in an object of their own.
 NESTED_BOUNDS = (
     *_SAMPLING,
     *(Bound("max_grammar_bytes", form, _json_bytes(form)) for form in _FORMS),

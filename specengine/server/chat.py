@@ -29,7 +29,7 @@ async def chat_job(engine: ServedEngine, body: ChatRequest, label: str) -> tuple
 
 class ChatShape:
     """make_parser: makes the parser of a choice; without it all text is content. prompt: its token
-    ids, where they are to be told."""
+    ids, where the answer includes them."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"

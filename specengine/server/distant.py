@@ -50,7 +50,7 @@ class DistantEngine(Operations):
         return self._stats
 
     async def refresh(self) -> None:
-        """Ask for the counters. Those that were told last stay where no answer comes in time."""
+        """Ask for the counters. Those received last stay where no answer comes in time."""
         try:
             async with asyncio.timeout(ANSWERED):
                 answer = await self._streams.ask("stats")

@@ -75,7 +75,7 @@ def json_response(payload: Any, status: int = 200) -> Response:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What the client is told; an error that nobody foresaw goes to the log instead."""
+    """What the client receives; an unexpected error goes to the log instead."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
@@ -96,7 +96,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def of_validation(first: Mapping[str, Any], prefix: tuple[int | str, ...] = ()) -> ApiError:
-    """first: of pydantic's list of errors. prefix: where what was validated stands in the body."""
+    """first: of pydantic's list of errors. prefix: where in the body the validated part is."""
     kind, place = first["type"], (*prefix, *first["loc"])
     param = _path(place)
     if kind == "extra_forbidden":

@@ -1,6 +1,6 @@
 """Fields that several endpoints share.
 
-Every field is honoured or refused by name; null stands for a field's default, as in OpenAI's API.
+Every field is honoured or refused by name; null means a field's default, as in OpenAI's API.
 Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingParams.
 """
 

@@ -20,7 +20,7 @@ from specengine.server.streaming import closing, merge
 @dataclass(frozen=True)
 class JobPrompt:
     """One prompt. label: what the client calls it. is_prompt_only: one token is generated, and not
-    told."""
+    returned."""
 
     ids: list[int]
     sampling: SamplingParams
@@ -33,7 +33,7 @@ class Job:
     """Prompts to complete, n choices each; choice numbers run over all of them.
 
     n: the same in the sampling parameters of every prompt. num_kept: choices of a prompt that are
-    told, the likeliest a token; None tells all.
+    returned, those of the highest mean logprob; None returns all.
     """
 
     engine: ServedEngine
@@ -77,7 +77,7 @@ class Job:
                 yield number * self.n + output.index, self._told(number, output)
 
     def kept(self, finished: Mapping[int, RequestOutput]) -> list[tuple[int, RequestOutput]]:
-        """(choice, output) of what is told, of all finished choices; numbered anew."""
+        """(choice, output) of what is returned, of all finished choices; numbered anew."""
         told = []
         for start in range(0, self.num_choices, self.n):
             of_prompt = [finished[choice] for choice in range(start, start + self.n)]

@@ -41,7 +41,7 @@ def _chat_token(vocabulary: Vocabulary, token: int, logprob: float) -> dict[str,
 def prompt_logprobs(
     entries: Sequence[TokenLogprob | None], vocabulary: Vocabulary, most: int
 ) -> list[dict[str, Any] | None]:
-    """By token id, the token that stands at each place and the `most` best ones: vLLM's form. A
+    """By token id, the token at each place and the `most` best ones: vLLM's form. A
     token's rank is known among these alone. None where nothing predicted the token."""
     return [None if one is None else _at_place(one, vocabulary, most) for one in entries]
 
@@ -69,7 +69,8 @@ def rank_of(entry: TokenLogprob) -> int | None:
 
 
 def name_of(vocabulary: Vocabulary, token: int) -> str:
-    """Its text; as OpenAI does, its bytes where it is no whole character: tokens are told apart."""
+    """Its text; as OpenAI does, its bytes where it is no whole character: names tell tokens
+    apart."""
     piece = vocabulary.bytes_of(token)
     try:
         return piece.decode()
@@ -90,7 +91,7 @@ class TextLogprobs:
         self._offset = 0
 
     def take(self, tokens: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        """None stands for a first token, which nothing predicted."""
+        """The entry of a first token is None: nothing predicted it."""
         tops = [None if entry is None else self._top(entry) for entry in entries]
         return {
             "tokens": [name_of(self._vocabulary, token) for token in tokens],
@@ -100,10 +101,10 @@ class TextLogprobs:
         }
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The best tokens, and the one that stands here if it is none of them."""
+        """The best tokens, and the chosen one if it is none of them."""
         found: dict[str, float] = {}
         for token, logprob in [(entry.token, entry.logprob), *entry.top[: self._most]]:
-            # Two tokens of one name: the first is the better one, or the one that stands here.
+            # Two tokens of one name: the first is the better one, or the chosen one.
             found.setdefault(name_of(self._vocabulary, token), max(logprob, LOWEST))
         return found
 

@@ -17,7 +17,7 @@ def open_paths(config: ServerConfig) -> frozenset[str]:
 
 def allow_origins(app: FastAPI, config: ServerConfig) -> None:
     """Let pages of those origins call the server, keys in their headers included. Preflights carry
-    no key: this layer stands outside of the one that asks for it."""
+    no key: this layer is outside of the one that asks for it."""
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

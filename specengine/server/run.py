@@ -73,8 +73,8 @@ def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
 
 
 class Server(uvicorn.Server):
-    """On a signal, requests that run have `shutdown_timeout` seconds to finish, while new ones are
-    told 503 on a port that stays open. Then the engine ends the others, which are told so."""
+    """On a signal, requests that run have `shutdown_timeout` seconds to finish, while new ones
+    get a 503 on a port that stays open. Then the engine ends the others with an error."""
 
     def __init__(
         self, config: uvicorn.Config, service: Service, seconds: float, stops_engine: bool

@@ -44,5 +44,5 @@ class Strict(BaseModel):
 
 @cache
 def _names(model: type[BaseModel]) -> frozenset[str]:
-    """Of its fields, as they stand in a body."""
+    """Of its fields, as they are written in a body."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())

@@ -175,7 +175,7 @@ class NativeRequest(Strict):
 
     @property
     def starts(self) -> list[int | None]:
-        """The first token of each prompt whose logprob is told; None where none is."""
+        """The first token of each prompt whose logprob is returned; None where none is."""
         pairs = zip(
             self._of_each("return_logprob"), self._of_each("logprob_start_len"), strict=True
         )

@@ -52,7 +52,7 @@ class NativeSampling(CommonSampling):
         return self.max_new_tokens == 0
 
     def params(self, place: str = PARAMS) -> SamplingParams:
-        """Raises RequestError, whose param lies in `place`, where this stands in the body."""
+        """Raises RequestError, whose param lies in `place`, where this is in the body."""
         try:
             given = self.model_dump(exclude={"json_schema", "regex", "ebnf"}, exclude_none=True)
             renamed = {_RENAMED.get(name, name): value for name, value in given.items()}

@@ -87,7 +87,7 @@ class StartFrontEnd(Struct, tag="start_front_end"):
 
 
 class EngineDown(Struct, tag="engine_down"):
-    """An engine has ended; message: what requests are told."""
+    """An engine has ended; message: of the error that its requests get."""
 
     message: str
     number: int = 0
@@ -215,7 +215,7 @@ class Mailbox:
             self._write()
 
     def read(self) -> None:
-        """Hear all that has come."""
+        """Handle all messages that have come."""
         while self._socket.fileno() >= 0:
             try:
                 received = self._channel.receive()

@@ -45,7 +45,7 @@ Build = Callable[["EngineConfig"], "Engine"]
 
 
 def run_engine(channel: Channel, start: StartEngine, build: Build) -> int:
-    """Serve until told to stop; the exit status. Ends with the supervisor."""
+    """Serve until a message says to stop; the exit status. Ends with the supervisor."""
     process = EngineProcess(channel, start)
     threading.Thread(target=process.obey, name="control", daemon=True).start()
     try:

@@ -45,7 +45,8 @@ BEAT = 1.0  # seconds
 
 
 def run_front_end(channel: Channel, start: StartFrontEnd, keys: Sequence[str]) -> int:
-    """Serve until told to stop; the exit status. Ends with the supervisor. keys: of the API."""
+    """Serve until a message says to stop; the exit status. Ends with the supervisor. keys: of the
+    API."""
     config = start.config.server
     service = Service(limits_of(start))
     service.started = start.started

@@ -1,4 +1,4 @@
-"""The items of `input`, and the chat messages that they stand for."""
+"""The items of `input`, and the chat messages that they mean."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Text = Annotated[str, BeforeValidator(_as_text)]
 
 
 class Item(Strict):
-    """An id and a status may stand in each, as an earlier answer gave them; nothing depends on
+    """Each may have an id and a status, as an earlier answer gave them; nothing depends on
     them."""
 
     id: str | None = None

@@ -87,7 +87,7 @@ def _answer(
 
 
 def _calls(lark: Lark, tool_format: ToolFormat, rules: Rules, lead: str | None = None) -> str:
-    """One call, or several. lead: the expression that stands for the trigger of the first."""
+    """One call, or several. lead: the expression in place of the trigger of the first."""
     layout = tool_format.layout(lark)
     opening = layout.open + layout.before
     if lead is not None:

@@ -38,8 +38,8 @@ Tools = Mapping[str, Tool]  # by name
 @dataclass(frozen=True)
 class Layout:
     """How calls are written: open, then each call as before + name + middle + arguments + after,
-    with `separator` between them, then close. trigger: what open + before begins with, by which a
-    call is told from text; empty where nothing tells but the first character."""
+    with `separator` between them, then close. trigger: what open + before begins with, which
+    distinguishes a call from text; empty where the first character alone does."""
 
     before: str
     middle: str
@@ -92,9 +92,9 @@ class ToolFormat(ABC):
 
 class AnswerFormat(ToolFormat):
     """A format of the whole answer: reasoning, text and calls. Answers are read by it with tools or
-    without, and no reasoning parser stands beside it unless one is asked for by name."""
+    without, and no reasoning parser is used with it unless one is chosen by name."""
 
     @abstractmethod
     def frame(self, lark: Lark, calls: str | None, body: str | None) -> str:
-        """The Lark expression of an answer: what may stand before it, then `calls`, or `body`. Both
-        are Lark expressions; None stands for what is not allowed."""
+        """The Lark expression of an answer: what may come before it, then `calls`, or `body`. Both
+        are Lark expressions; None where it is not allowed."""

@@ -24,7 +24,7 @@ class Lark:
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
         self._rules: dict[str, str] = {}  # bodies by name
-        self._names: dict[str, str] = {}  # by body, or by what `recursive` is told
+        self._names: dict[str, str] = {}  # by body, or by the argument of `recursive`
         marks = sorted(special, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, marks))) if marks else None
 

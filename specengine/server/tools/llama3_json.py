@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: {"name": "f", "parameters": {...}}; semicolons stand between several."""
+"""Llama 3.1 to 3.3: {"name": "f", "parameters": {...}}; semicolons separate several."""
 
 from __future__ import annotations
 

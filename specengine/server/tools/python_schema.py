@@ -30,7 +30,7 @@ class PythonGrammar:
         self._lark, self._tool = lark, tool
 
     def arguments(self) -> str:
-        """The expression of what stands between the call's brackets. Raises RequestError where the
+        """The expression of what is between the call's brackets. Raises RequestError where the
         tool is strict and its schema has words that cannot be enforced."""
         parameters = self._tool.parameters
         self._check(parameters)

@@ -24,7 +24,7 @@ _UNCHECKED = ("pattern", "format", "minLength", "maxLength")
 @dataclass(frozen=True)
 class Tags:
     """Around a call, the key of an argument, and its value. Of value_ends the first is what the
-    model writes. lead: what stands before value_start. tail: what follows the value's end."""
+    model writes. lead: what comes before value_start. tail: what follows the value's end."""
 
     call_start: str
     key_start: str
