@@ -79,7 +79,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str:
-    """SPECENGINE_COMMIT stands for it where the sources lie without their history."""
+    """SPECENGINE_COMMIT replaces it where the sources lie without their history."""
     if COMMIT_VARIABLE in os.environ:
         return os.environ[COMMIT_VARIABLE]
     command = ["git", "describe", "--always", "--dirty"]

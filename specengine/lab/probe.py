@@ -41,7 +41,8 @@ class EngineProbe:
 
     def __call__(self, export: Path) -> dict[str, float]:
         """accepted_length: 1 + accepted / rounds, bonus token included, over all rounds.
-        acceptance_0: of the rounds that drafted, the share whose first drafted token stood."""
+        acceptance_0: of the rounds that drafted, the share whose first drafted token was
+        accepted."""
         with self.running(export) as engine:
             run_prompts(engine, self.prompts, greedy(self.prompts))
             totals = engine.stats().spec

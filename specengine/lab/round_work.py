@@ -98,7 +98,7 @@ class Drafts:
 
 def round_work(engine: Engine, batch_size: int, nodes: float, context: float) -> dict[str, Work]:
     """Of the parts of a round. nodes: drafted tokens of each request, possibly a mean; context:
-    tokens of each whose KV stands."""
+    tokens of each whose KV is kept."""
     target = engine.parts.worker.runner
     weights, rows = weights_of(target.model), batch_size * (nodes + 1)
     parts = {

@@ -264,7 +264,7 @@ def flags_of(folder: Path) -> list[str]:
 def test_command(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     shown = capsys.readouterr().out
-    assert "healthy: the first drafted token stands" in shown
+    assert "healthy: the first drafted token is accepted" in shown
     assert "training-side and serving-side features agree" in shown
     edited(tmp_path / "draft", swap_columns("midlayer.self_attn.v_proj.weight"))
     for name in "qk":  # of zeros

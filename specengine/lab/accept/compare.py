@@ -24,7 +24,7 @@ class Kept:
 
 
 def run_result(kept: Kept, first: Kept, summary: Summary) -> RunResult:
-    """first: the run whose answers stand in the conversations."""
+    """first: the run whose answers are in the conversations."""
     ours, theirs = kept.run.answers, first.run.answers
     shared = ours.keys() & theirs.keys()
     return RunResult(

@@ -126,8 +126,8 @@ def _calibration(runs: list[NamedRun]) -> Sheet:
             rows.append([one.name, "ECE", f"{found.ece:.4f}", "", str(found.nodes)])
     note = (
         "Confidence: the probability that the drafter gives the whole path down to a node. ECE: "
-        "the mean distance between confidence and the share that stood, over bins of equal width, "
+        "the mean distance between confidence and the share accepted, over bins of equal width, "
         "weighted by their nodes."
     )
-    columns = ["setting", "confidence", "mean", "stood", "nodes"]
+    columns = ["setting", "confidence", "mean", "accepted", "nodes"]
     return Sheet("Calibration of the draft's confidence", note, columns, rows)

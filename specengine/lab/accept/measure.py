@@ -17,7 +17,7 @@ from specengine.lab.accept.recorder import AcceptRecorder
 from specengine.lab.accept.rounds import Array, RoundTable, build_table
 from specengine.lab.accept.script import Replies, Script, Turn
 
-OnAnswer = Callable[[int], None]  # told the tokens of each answer that is done
+OnAnswer = Callable[[int], None]  # gets the number of tokens of each finished answer
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def measure(
     engine.host_round.recorders.append(session.recorder)
     try:
         for number in range(script.num_turns):
-            heard = replies if replies is not None else texts(session.answers)
-            for turn in script.turns(number, heard):
+            answers = replies if replies is not None else texts(session.answers)
+            for turn in script.turns(number, answers):
                 session.ask(turn, sampling.params(turn), script.name_of(turn))
             _finish(session, on_answer)
     finally:

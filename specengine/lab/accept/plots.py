@@ -103,7 +103,7 @@ def _positions(axes: Any, runs: list[NamedRun]) -> None:
     axes.set_xticks(range(1, max(most, 1) + 1))
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("position below the root (conditional: of rounds that tried it; joint: of all)")
-    axes.set_ylabel("share that stood")
+    axes.set_ylabel("share accepted")
 
 
 def _histogram(axes: Any, runs: list[NamedRun]) -> None:
@@ -149,8 +149,8 @@ def _reliability(axes: Any, runs: list[NamedRun]) -> None:
             label = f"{one.name}: ECE {found.ece:.3f}, n = {found.nodes} nodes"
             means, rates = [b.mean for b in found.bins], [b.rate for b in found.bins]
             _line(axes, means, rates, label=label, fmt="o-", c=f"C{number % 10}")
-    axes.set_xlabel("confidence that the path down to a node stands, mean of its bin")
-    axes.set_ylabel("share of nodes that stood")
+    axes.set_xlabel("confidence that the path down to a node is accepted, mean of its bin")
+    axes.set_ylabel("share of nodes accepted")
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
 

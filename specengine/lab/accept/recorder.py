@@ -18,7 +18,7 @@ from specengine.target.verify.rows import ancestors
 
 
 class AcceptRecorder:
-    """A RoundRecorder. Requests are numbered in the order in which `number` was told of them.
+    """A RoundRecorder. Requests are numbered in the order in which `number` was called with them.
 
     What lies on the device comes over in one copy a round; nothing is done a token at a time."""
 
@@ -77,7 +77,7 @@ def entropies(logits_TV: Tensor, rows: Tensor) -> Tensor:
 
 
 def path_confidence(proposal: DraftProposal, sampling: SamplingBatch) -> Tensor | None:
-    """float32 [B, N], how probable the drafter holds it that the path down to a node stands: what
+    """float32 [B, N], the drafter's probability that the path down to a node is accepted: what
     it says itself, or else the probability that it drew the path with. NaN where it says nothing,
     as of greedy requests; None where it never does."""
     if proposal.confidence is not None or proposal.draft_probs is None:

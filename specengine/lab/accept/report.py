@@ -23,8 +23,9 @@ ROUNDS = (
 )
 POSITIONS = (
     "Position d is the d-th token below the root (in a tree: its depth). Joint: the share of all "
-    "rounds in which position d stood. Conditional: the share of the rounds in which it was tried, "
-    "that is, all above it stood, something was drafted there, and the answer had not ended."
+    "rounds in which position d was accepted. Conditional: the share of the rounds in which it was "
+    "tried, that is, all above it was accepted, something was drafted there, and the answer had "
+    "not ended."
 )
 INTERVALS = (
     "Intervals are 95% percentile bootstrap intervals over prompts (all rounds of a prompt are "
@@ -37,7 +38,7 @@ class RunResult:
     """One setting at one temperature."""
 
     temperature: float
-    conversation: str  # the setting whose answers stand between the questions
+    conversation: str  # the setting whose answers are between the questions
     answers: int
     same_answers: int  # of these, token for token what that setting answered
     seconds: float

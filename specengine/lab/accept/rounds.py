@@ -1,7 +1,7 @@
 """Rounds as columns: what a recorder notes of each, and the table that statistics are made from.
 
 Position d of a round (1, 2, …) is the d-th drafted token below the root. It is *tried* where all
-above it stood, something was drafted there, and the answer had not ended before it.
+above it was accepted, something was drafted there, and the answer had not ended before it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RoundChunk:
     start: Array  # int64 [B], output tokens before the round
     context: Array  # int64 [B], tokens up to the root, which is included
     num_drafted: Array  # int64 [B]
-    goes_on: Array  # bool [B], something was drafted below the last node that stood
-    lengths: Array  # int64 [B], tokens decided: those that stood, and the bonus
+    goes_on: Array  # bool [B], something was drafted below the last accepted node
+    lengths: Array  # int64 [B], tokens decided: the accepted ones, and the bonus
     tokens: Array  # int64, theirs, one request after another
     entropy: Array  # float32, in nats, of the target's distribution of each of these tokens
     nodes: NodeChunk | None = None  # where the drafter says how sure it is
@@ -35,20 +35,20 @@ class NodeChunk:
     """Drafted nodes, the root left out."""
 
     row: Array  # int64, index of the round
-    confidence: Array  # float32 in 0..1, that the whole path down to the node stands
-    stood: Array  # bool
+    confidence: Array  # float32 in 0..1, that the whole path down to the node is accepted
+    stood: Array  # bool, the node was accepted
 
 
 @dataclass(frozen=True)
 class RoundTable:
-    """n rounds, W places wide: place d - 1 holds position d; the bonus follows the last that
-    stood."""
+    """n rounds, W places wide: place d - 1 holds position d; the bonus follows the last accepted
+    one."""
 
     request: Array  # int64 [n]
     context: Array  # int64 [n]
     num_drafted: Array  # int64 [n]
     emitted: Array  # int64 [n], tokens that reached the answer
-    stood: Array  # int64 [n], drafted tokens among them
+    stood: Array  # int64 [n], accepted tokens among them
     tried: Array  # int64 [n], positions tried
     is_cut: Array  # bool [n], the answer ended before the last token decided
     tokens: Array  # int64 [n, W], -1 beyond

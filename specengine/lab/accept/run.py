@@ -64,7 +64,7 @@ class AcceptBench:
     """Loads the target, and lends it to an engine a setting. Raises ConfigError or ModelLoadError
     where the target cannot be had; a setting that fails is named in the report instead.
 
-    Of each temperature, the first lossless run writes the answers that stand between the questions
+    Of each temperature, the first lossless run writes the answers that are between the questions
     of a conversation, and all later runs read these: they go through the same texts. Greedy answers
     are the same anyway; sampled ones agree seed by seed where drafts are matched, and are other
     draws of the same distribution where a rule weighs sampled drafts. Prompts pair all of them.
@@ -147,7 +147,7 @@ class AcceptBench:
         return measure(engine, self.script, sampling, replies, self.watcher.answered)
 
     def _first(self, temperature: float) -> Kept | None:
-        """The run whose answers stand in everyone's conversations."""
+        """The run whose answers are in all conversations."""
         runs = (kept for kept in self.kept if kept.temperature == temperature)
         return next((kept for kept in runs if not kept.run.is_lossy), None)
 

@@ -61,7 +61,7 @@ def _by_set(runs: list[NamedRun]) -> Sheet:
     counts = ["1st accepted", "drafted/round", "prompts", "rounds", "same answers"]
     note = (
         f"{DEFINITION} {ROUNDS} {INTERVALS} Same answers: token for token those of "
-        f"{runs[0].run.conversation}, whose answers stand between the questions of everyone's "
+        f"{runs[0].run.conversation}, whose answers are between the questions of all "
         "conversations."
     )
     return Sheet("Accepted length τ", note, ["setting", *names, *every, *counts], rows)

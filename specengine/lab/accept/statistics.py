@@ -31,13 +31,13 @@ class Group:
     rounds: int
     tokens: int
     tau: Estimate  # tokens emitted a round, the bonus included
-    first: Estimate  # share of tried first positions that stood
+    first: Estimate  # share of tried first positions that were accepted
 
 
 @dataclass(frozen=True)
 class Position:
     position: int  # 1 is the token after the root
-    joint: Estimate  # share of all rounds in which it stood
+    joint: Estimate  # share of all rounds in which it was accepted
     conditional: Estimate  # share of the rounds in which it was tried
     misses: int  # tried, and the target's token was not in the draft's vocabulary
 
@@ -48,12 +48,12 @@ class Bucket:
 
     label: str
     mean: float  # of that something
-    rate: Estimate  # share that stood
+    rate: Estimate  # share accepted
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far stated confidence and truth lie apart. ece: Σ |share that stood - mean confidence|,
+    """How far stated confidence and truth lie apart. ece: Σ |share accepted - mean confidence|,
     bins weighted by their nodes (Naeini et al. 2015), equal-width bins."""
 
     ece: float
@@ -67,9 +67,9 @@ class Endings:
 
     rejected: int  # another token was drafted, and the target's could have been
     outside_vocabulary: int  # another was drafted, and the draft has no word for the target's
-    draft_used_up: int  # all that was drafted stood
+    draft_used_up: int  # all that was drafted was accepted
     nothing_drafted: int
-    answer_ended: int  # inside the run of tokens that stood
+    answer_ended: int  # inside the run of accepted tokens
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class BlockJudge:
 
     @torch.inference_mode()
     def judge(self, lessons: Lessons, view: View) -> Judgement:
-        """Of the view, label_shift and position_step count: a block's row i stands i steps behind
+        """Of the view, label_shift and position_step count: a block's row i is i steps behind
         its root, and says the token label_shift tokens behind its own place."""
         runner = self._runner(lessons)
         self._write_context(runner, lessons)
@@ -146,7 +146,7 @@ class BlockJudge:
 
     def _tree(self, starts: list[int], position_step: int) -> Tree:
         """Blocks whose every row sees every row of its own. Rows past the last position that the
-        model has stand at it: they are past what is judged."""
+        model has take that one: they are past what is judged."""
         last = int(self.model.config.max_position_embeddings) - 1
         steps_W = torch.arange(self.width) * position_step
         left_N1 = last - torch.tensor(starts)[:, None]

@@ -53,7 +53,7 @@ def _place(match: LayerMatch) -> str:
 
 def check_coverage(files: DraftFiles, texts: Sequence[TargetRows], accepted: float) -> Check | None:
     """How much of what the target says a draft vocabulary can say at all. accepted: share of first
-    drafted tokens that stand; far below the coverage, something else is wrong."""
+    drafted tokens that are accepted; far below the coverage, something else is wrong."""
     d2t = files.get("d2t")
     if d2t is None:
         return None

@@ -1,9 +1,9 @@
 """How often a drafter is right about texts that the target wrote: teacher-forced, all rows of all
 texts in a forward a level.
 
-Where a chain's first d drafts stand, they are the target's own next tokens. So the acceptance of
-each further draft, given those before it, is that of a row that was fed them: nothing is sampled
-and no round is run.
+Where a chain's first d drafts are accepted, they are the target's own next tokens. So the
+acceptance of each further draft, given those before it, is that of a row that was fed them: nothing
+is sampled and no round is run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Judgement:
 
     @property
     def accepted(self) -> NDArray[np.int64]:
-        """[R], tokens of a chain that would stand."""
+        """[R], tokens of a chain that would be accepted."""
         lengths: NDArray[np.int64] = np.cumprod(self.hits, axis=1).sum(1)
         return lengths
 

@@ -13,7 +13,7 @@ SERVED = "served"
 @dataclass(frozen=True)
 class View:
     """How the drafter is fed and judged. As served: row i takes the target's feature i and token
-    i + 1, stands at position i, and is right when it says token i + 2; each further level stands
+    i + 1, is at position i, and is right when it says token i + 2; each further level is
     one position on.
 
     text: which rendering of the prompts. token_shift, label_shift: added to the indices of what a

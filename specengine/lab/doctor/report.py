@@ -81,4 +81,4 @@ _ADVICE = (
 
 def _scores(one: Score) -> str:
     tau = f"τ {one.tau.value:.2f} for a chain of {LEVELS}"
-    return f"the first drafted token stands {one.first.value:.1%} of the time ({tau})"
+    return f"the first drafted token is accepted {one.first.value:.1%} of the time ({tau})"

@@ -15,7 +15,7 @@ from specengine.engine.tokens import encode_text, vocabulary_of
 
 Message = dict[str, str]
 
-# Stand for the words of turns while the template around them is looked for.
+# Take the place of the words of turns while the template around them is looked for.
 _MARK, _ANSWER = "\u2063user turn\u2063", "\u2063answer\u2063"
 
 

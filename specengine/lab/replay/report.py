@@ -30,7 +30,7 @@ def as_json(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: null stands for what could not be estimated."""
+    """JSON has no NaN: null is what could not be estimated."""
     if isinstance(value, dict):
         return {key: _without_nan(one) for key, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -114,7 +114,7 @@ class Client:
 
 
 def read_answer(answer: Answer, outcome: Outcome) -> None:
-    """Fill in what the answer told."""
+    """Fill in what the answer reports."""
     times = answer.times
     outcome.last = answer.last
     if times:

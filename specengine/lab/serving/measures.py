@@ -77,7 +77,7 @@ class Point:
     tau: float | None = None
     errors: dict[str, int] = field(default_factory=dict)
     samples: dict[str, str] = field(default_factory=dict)
-    is_counted: bool = True  # False: the server told no usage, and events were counted as tokens
+    is_counted: bool = True  # False: the server sent no usage, and events were counted as tokens
     num_clients: int = 1
     client_busy: float = 0.0
     client_us_per_event: float = 0.0

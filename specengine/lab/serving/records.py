@@ -1,4 +1,4 @@
-"""What a client process is told, and what it tells of each request. Seconds are of the monotonic
+"""What a client process receives, and what it reports of each request. Seconds are of the monotonic
 clock, which the processes of one machine share."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct):
     "cut off", or "in stream". Times are None, and lists empty, where nothing came.
 
     sent: when its first byte was written, its connection open. gaps: seconds between events that
-    carry output. counted: whether the server told the number of tokens, or events were counted.
+    carry output. counted: whether the server sent the number of tokens, or events were counted.
     """
 
     number: int

@@ -21,7 +21,7 @@ from specengine.lab.serving.report import Report
 from specengine.lab.serving.told import Server
 
 logger = logging.getLogger(__name__)
-Keep = Callable[[Report], object]  # told of all that is there so far
+Keep = Callable[[Report], object]  # gets all that is there so far
 
 
 @dataclass(frozen=True)

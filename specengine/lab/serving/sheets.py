@@ -31,7 +31,7 @@ def _rates(report: Report) -> Sheet:
         bounds = ", ".join(f"{_NAMES[name]} ≤ {bound:g} ms" for name, bound in report.slo.items())
         note += f" Goodput: {bounds}."
     if not all(one.is_counted for one in report.points):
-        note += " The server told no usage: events were counted as tokens."
+        note += " The server sent no usage: events were counted as tokens."
     return Sheet("Rates", note, columns, rows)
 
 

@@ -18,7 +18,7 @@ PARTS = {
     "verify head": "the target's head; in captured rounds of greedy requests, the best token too",
     "sample": "choosing tokens otherwise: temperature, top-k and top-p, edits of logits",
     "begin": "state of the requests, and what joins the parts before verification ends",
-    "accept": "counting what stands, and the next round's inputs",
+    "accept": "counting accepted drafts, and the next round's inputs",
     "keep": "moving the KV of a tree's accepted path",
     "observe": "the draft model over what was verified",
     "prepare": "building the batch to verify",
@@ -53,7 +53,7 @@ class Step:
     batch_size: int
     is_captured: bool
     steps: float  # tokens drafted, of each request
-    context: float  # tokens of each request whose KV stands, on average
+    context: float  # tokens of each request whose KV is kept, on average
     rounds: int
     seconds: float  # of a round
     parts: list[Part]

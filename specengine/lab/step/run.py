@@ -31,7 +31,7 @@ class StepBench:
     the engine cannot be built, and SpecEngineError where a profile tells nothing."""
 
     def __init__(self, plan: Plan, keep: Callable[[Report], object]) -> None:
-        """keep: told of all that is there so far."""
+        """keep: gets all that is there so far."""
         self.plan = plan
         self.keep = keep
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
 
-_RULE = "row i takes feature i and token i + 1, stands at position i and learns token i + 2"
+_RULE = "row i takes feature i and token i + 1, is at position i and learns token i + 2"
 
 
 def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
@@ -34,8 +34,8 @@ def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
         )
     yield Hypothesis(
         "positions",
-        "in training, positions stood still from level to level",
-        "train again: level k of row i stands at position i + k",
+        "in training, all levels of a row were at one position",
+        "train again: level k of row i is at position i + k",
         view=replace(trial.view, position_step=0),
     )
     if drafter.algorithm != "EAGLE3":
@@ -52,13 +52,13 @@ def _of_blocks(trial: Trial) -> Iterator[Hypothesis]:
     yield Hypothesis(
         "token shift",
         "in training, rows of a block learnt the token after their own place",
-        "train again: row i of a block stands i steps behind its root, and learns the token there",
+        "train again: row i of a block is i steps behind its root, and learns the token there",
         view=replace(trial.view, label_shift=1),
         other_tokens=True,
     )
     yield Hypothesis(
         "positions",
-        "in training, all rows of a block stood at its root's position",
-        "train again: row i of a block stands i positions behind its root",
+        "in training, all rows of a block were at its root's position",
+        "train again: row i of a block is i positions behind its root",
         view=replace(trial.view, position_step=0),
     )

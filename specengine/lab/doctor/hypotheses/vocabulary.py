@@ -1,4 +1,4 @@
-"""What the drafter's own token ids stand for."""
+"""Which target tokens the drafter's own token ids mean."""
 
 from __future__ import annotations
 
