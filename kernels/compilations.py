@@ -45,7 +45,7 @@ def tally() -> Iterator[Tally]:
 
 
 class _Listener:
-    """Told by Triton of each kernel that it compiles or finds in its cache. Passes it on."""
+    """Triton calls it with each kernel that it compiles or finds in its cache. Passes it on."""
 
     def __init__(self, others: Any) -> None:
         self.others = others

@@ -21,7 +21,7 @@ class CustomOp(ABC):
     | a node | while torch.compile traces a caller (kernels/opaque.py) |
 
     A node runs as any of the first three when its graph runs; what compiles the graph may take
-    `torch` in its place. An operation need not be told that torch.compile begins or ends.
+    `torch` in its place. An operation need not know when torch.compile begins or ends.
     """
 
     schema = ""  # of the node, such as "double(Tensor x) -> Tensor"; "" for none: traced through

@@ -2,7 +2,7 @@
 
 The public functions of operations ask `is_traced` and call these. What compiles such a graph may
 run the node, which is the operation as it always runs, or take its plain PyTorch form in its place,
-to fuse it with what stands around it.
+to fuse it with what comes before and after it.
 """
 
 from __future__ import annotations

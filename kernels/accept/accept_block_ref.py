@@ -21,10 +21,10 @@ def path_chances(target_BD: Tensor, draft_BD: Tensor) -> Tensor:
 
 
 def stop_chance(path_chance: Tensor, missing: Tensor) -> Tensor:
-    """h_i = S_i / (S_i + 1 - p_i): of stopping at a token, given that none after it stands.
+    """h_i = S_i / (S_i + 1 - p_i): of stopping at a token, given that none after it is accepted.
 
     missing: S_i, the mass of relu(p_i * target - draft) at the next position. Where p_i is 1 and
-    S_i is 0, the draft equals the target there, and a later token stands for certain.
+    S_i is 0, the draft equals the target there, and a later token is certainly accepted.
     """
     either = missing + 1.0 - path_chance
     return torch.where(either > 0, missing / either, 1.0)
@@ -41,7 +41,7 @@ def judge(drafts: SampledRound, pick: Pick) -> Verdict:
 
 
 def _stop_chances(drafts: SampledRound, path_BN: Tensor) -> Tensor:
-    """float64 [B, D]; the last token of a draft stands with its path's chance, h_D = p_D."""
+    """float64 [B, D]; the last token of a draft is accepted with its path's chance, h_D = p_D."""
     chances = []
     for depth in range(1, path_BN.shape[1] - 1):
         nodes_B = torch.full_like(drafts.roots_B, depth).where(drafts.exists_BN[:, depth], 0)

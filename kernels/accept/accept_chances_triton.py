@@ -53,7 +53,7 @@ def drawn_from(draft_ptr, left, place, mask):
 def left_over(target_ptr, total, scale, drafted, child, stop, place, vocab, IS_CHAIN: tl.constexpr):
     """What siblings from `child` up to `stop` have left of the target at some places, float64, and
     which of the places are their tokens. Scaled by the target's sum, and then by what was missing
-    at each sibling; where nothing was, it stands as it did, or in a chain as it lay in memory."""
+    at each sibling; where nothing was, it is as before, or in a chain as it lay in memory."""
     raw = tl.load(target_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
     left = raw / total
     taken = place < 0

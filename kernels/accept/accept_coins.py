@@ -1,4 +1,4 @@
-"""Acceptance of trees by coins: each child of a node stands with its own chance."""
+"""Acceptance of trees by coins: each child of a node is accepted with its own chance."""
 
 from __future__ import annotations
 

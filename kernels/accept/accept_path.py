@@ -20,7 +20,7 @@ def accept_path(
     *,
     backend: Backend = "auto",
 ) -> AcceptedPaths:
-    """Move each request on by the path that stands::
+    """Move each request on by its accepted path::
 
         for b in range(B):
             path = [0, .., parents[b, ends[b]], ends[b]]
@@ -32,7 +32,7 @@ def accept_path(
                 lens[rows[b]] = min(lens[rows[b]] + len(path), context - 1)
                 roots[rows[b]] = emitted[b, -1]
 
-    The token behind a path may be that of a child of its end, which stands for nothing: no tokens
+    The token behind a path may be that of a child of its end, which means nothing: no tokens
     are compared. rows_B: int64 [B], distinct but for 0; num_steps: no node is deeper, and W is one
     more. Past a path it is the root again, and its token. Any device; one Triton kernel on CUDA.
     """

@@ -23,7 +23,7 @@ def accept_path(
     nodes_N = torch.arange(num_nodes, device=rows_B.device)
     ends_B11 = found.ends_B[:, None, None].expand(-1, -1, num_nodes)
     on_path_BN = tree.mask_BNN.gather(1, ends_B11).squeeze(1)
-    # Parents stand before their children: a path is its nodes in order.
+    # Parents come before their children: a path is its nodes in order.
     place_BN = (on_path_BN.cumsum(1) - 1).masked_fill(~on_path_BN, width)
     room_BW = rows_B.new_zeros(batch_size, width + 1)
     nodes_BW = room_BW.scatter(1, place_BN, nodes_N.expand_as(place_BN))[:, :width]

@@ -47,7 +47,7 @@ def _accept_path_kernel(
     tokens = tl.load(tokens_ptr + first + nodes, mask=exists, other=0)
     parents = tl.load(parents_ptr + first + nodes, mask=exists, other=0)
     drafted = tl.sum((exists & (parents != nodes)).to(tl.int64), 0) - 1
-    # Parents stand before their children: a path is its nodes in order.
+    # Parents come before their children: a path is its nodes in order.
     place = tl.cumsum(on_path.to(tl.int32), 0) - 1
     accepted = tl.sum(on_path.to(tl.int64), 0) - 1
     below = on_path & (place > 0)

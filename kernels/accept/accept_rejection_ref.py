@@ -11,7 +11,7 @@ from specengine.kernels.accept.types import SampledRound
 
 def accept_chance(target: Tensor, draft: Tensor) -> Tensor:
     """min(1, target / draft): a uniform u < 1 lies below it exactly where ``u * draft < target``,
-    so that a token which the target never says never stands."""
+    so that a token which the target never says is never accepted."""
     ratio = torch.where(draft > 0, target / draft, (target > 0).double())
     return ratio.clamp(max=1.0)
 

@@ -103,7 +103,7 @@ def _accept_relaxed_kernel(
         mine = tl.load(cells, mask=is_token, other=float("-inf")).to(tl.float64)
         above = tl.load(above_ptr + nodes, mask=is_below, other=0, cache_modifier=".cg")
         end, child = tl.full([], -1, tl.int32), tl.zeros([], tl.int32)
-        while child > end:  # parents stand before children
+        while child > end:  # parents come before children
             end = child
             is_child = parents == end
             said = _first(is_child & (tokens == tl.load(chosen_ptr + end)), nodes, BLOCK_N)

@@ -50,7 +50,7 @@ def pick_by(uniforms_BN: Tensor) -> Pick:
 
 
 def stands(pick: Pick, chances_BM: Tensor, nodes_BM: Tensor) -> Tensor:
-    """bool [B, M]: the token of each node stands, with its own chance."""
+    """bool [B, M]: whether each node's token is accepted, with its own chance."""
     return pick(chances_BM[:, :, None], nodes_BM) == 0
 
 
@@ -77,7 +77,7 @@ def next_uniforms(drafts: SampledRound, ends_B: Tensor, draws: Draws) -> Tensor:
 def next_weights(drafts: SampledRound, verdict: Verdict) -> Tensor:
     """float64 [B, V], what the token after each path is drawn from: the residual, scaled to a sum
     of 1, or the target where nothing was drafted. A residual of nothing, which only rounding can
-    reach, stands for the target too."""
+    give, means the target too."""
     total_B1 = verdict.residual_BV.sum(-1, keepdim=True)
     rejected_B1 = drafts.children(verdict.ends_B).any(-1, keepdim=True)
     residual = verdict.residual_BV / total_B1

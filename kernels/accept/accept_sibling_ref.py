@@ -54,7 +54,7 @@ def judge(drafts: SampledRound, pick: Pick) -> Verdict:
 def _descend(
     contest: Contest, drafts: SampledRound, pick: Pick, ends_B: Tensor, children_BK: Tensor
 ) -> Tensor:
-    """int64 [B], the child that stands, or the node itself."""
+    """int64 [B], the accepted child, or the node itself."""
     next_B = ends_B
     for child_B in children_BK.unbind(1):
         offered_B = (child_B > 0) & (next_B == ends_B)
@@ -69,7 +69,7 @@ def _descend(
 
 
 def _ranks(drafts: SampledRound) -> Tensor:
-    """int64 [B, N], how many siblings stand before each node; 0 for the root and for nodes that do
+    """int64 [B, N], how many siblings come before each node; 0 for the root and for nodes that do
     not exist."""
     below_BN = drafts.depths_BN > 0
     same_BNN = drafts.parents_BN[:, :, None] == drafts.parents_BN[:, None, :]

@@ -20,7 +20,7 @@ from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 def _end_of_path(chances, coins, parents, nodes, BLOCK_N: tl.constexpr):
     """The node from which the coin falls on no child. Parents: -1 of nodes without one."""
     end, child = -1, 0
-    while child > end:  # parents stand before children
+    while child > end:  # parents come before children
         end = child
         mine = tl.where(parents == end, chances, 0.0)
         reached = tl.cumsum(mine, 0)

@@ -16,7 +16,7 @@ class RoundState:
     other is written. Row 0 of the page table pads; its state means nothing.
     """
 
-    lens: Tensor  # int64 [num_rows], tokens whose KV stands
+    lens: Tensor  # int64 [num_rows], tokens whose KV is kept
     roots: Tensor  # int64 [num_rows], the last token
     # int64 [num_rows], drafts that a round may accept, even if all are right: the request's own
     # limit of depth (core.sampling.SpecControl)
@@ -55,10 +55,10 @@ class Simulated:
 
 @dataclass(frozen=True)
 class AcceptedPaths:
-    """W nodes of each request, the root first; past those that stand it is the root again. Of
+    """W nodes of each request, the root first; past the accepted ones it is the root again. Of
     chains, whose paths have all nodes in order, without nodes_BW and rows_T."""
 
-    accepted_B: Tensor  # int64, nodes below the root that stand
+    accepted_B: Tensor  # int64, accepted nodes below the root
     tokens_BW: Tensor  # int64, the target's token at each; accepted[b] + 1 of them are emitted
     nodes_BW: Tensor | None = None  # int64, index among the request's nodes
     rows_T: Tensor | None = None  # int64 [B * W], index among all nodes of the batch
@@ -72,7 +72,7 @@ class SampledRound:
     Rows of the draft lead to a node. A greedy request has a target of one token, and a draft of
     none: what its draft says is not read.
 
-    Nodes that do not exist have token 0, parent 0 and depth -1. Parents stand before children; in
+    Nodes that do not exist have token 0, parent 0 and depth -1. Parents come before children; in
     a chain node i is the child of node i - 1. Coins are keyed by a node's number, which is its
     place unless `numbers_BN` says otherwise.
     """
@@ -147,7 +147,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Where the path that stands ends in each request, and the token after it."""
+    """Where the accepted path of each request ends, and the token after it."""
 
     ends_B: Tensor  # int64, nodes
     tokens_B: Tensor  # int64
@@ -163,7 +163,7 @@ class RelaxedRound:
     """Drafts of one round, and what the target says after each node.
 
     The rows of a request's nodes lie together, from its root's on. Of nodes that do not exist
-    tokens and parents are not read. Parents stand before children; the root's is not read. A node
+    tokens and parents are not read. Parents come before children; the root's is not read. A node
     among those that exist whose token and parent are -1 is no node's child, as if it did not exist.
     """
 

@@ -1,4 +1,4 @@
-"""What attention is told, and what it gives back."""
+"""The inputs and outputs of attention."""
 
 from __future__ import annotations
 

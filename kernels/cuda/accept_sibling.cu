@@ -59,7 +59,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       const double weight = place < vocab ? targets[row * stride_target + place] : 0.f;
       left[j] = total > 0. ? __ddiv_rn(weight, total) : 0.;
     }
-    u32 taken = 0;  // by children that fell
+    u32 taken = 0;  // by rejected children
     bool stands = false;
     for (int next = child; next && !stands;) {
       const int token = nodes.tokens[next];

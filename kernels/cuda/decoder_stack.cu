@@ -72,7 +72,7 @@ struct Launch {
   float eps;
 };
 
-// Where a layer stands: its number, and the places of its values.
+// A layer's place: its number, and the places of its values.
 struct Step {
   int number;
   u16* at;
@@ -80,7 +80,7 @@ struct Step {
 };
 
 // Sums of a product, and the squares of its rows. Two by turns: at a barrier of the next product,
-// everybody has read those of the last.
+// all have read those of the last.
 struct Sums {
   int half;
 

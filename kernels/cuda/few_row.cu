@@ -7,7 +7,7 @@
 //
 // A block computes 8 NT outputs of 16 rows; its warps share the depth between them. Weights go
 // straight from memory into the registers of the matrix unit: since a sum may be taken in any order,
-// a thread loads 8 consecutive values of a row, and they stand for the places of the fragment that
+// a thread loads 8 consecutive values of a row, and they take the places of the fragment that
 // it holds. x takes the same places.
 //
 // Weights are fetched before the kernel ahead has ended (griddepcontrol); all that is not a weight

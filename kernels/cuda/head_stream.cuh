@@ -4,10 +4,10 @@
 // SLICE (chunks of a stage; divides CHUNKS), STAGES (of a warp's ring), WARPS, NORM.
 //
 // One block a multiprocessor. A warp takes tiles of 16 outputs by turns, each with its whole depth: sums
-// stay in one thread, so that a row's result does not depend on NT, on the grid or on what stands beside
-// it. Each warp has a ring in shared memory, and asks for weights as far ahead as that reaches: across
-// tiles, and at the start before the kernel ahead has ended. Warps do not wait for each other. Rows are in shared memory
-// too, where every warp reads them. Values of a 16-byte piece go into the matrix unit in an order of their
+// stay in one thread, so that a row's result does not depend on NT, on the grid or on other
+// rows. Each warp has a ring in shared memory, and asks for weights as far ahead as that reaches: across
+// tiles, and at the start before the kernel ahead has ended. Warps do not wait for each other. Rows are in shared
+// memory too, where every warp reads them. Values of a 16-byte piece go into the matrix unit in an order of their
 // own, the same for weights and rows, which the sum does not see.
 
 #include "few_row.cuh"

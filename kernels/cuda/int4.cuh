@@ -9,7 +9,7 @@
 //
 // The weight is the left operand of the matrix unit: outputs are its rows. Of 16 bytes of codes the low
 // halves are 16 columns and the high halves the 16 behind them (IntWeight); a thread takes 4 bytes of
-// each row, and the columns that they hold stand for the places of the fragment that it holds. x takes
+// each row, and the columns that they hold take the places of the fragment that it holds. x takes
 // the same places. Codes are put into the mantissa of 128 (1024 in float16), less 128 + zero, which is
 // exact; the sum of a group is scaled in float32. A zero that is no whole number is taken from the sum:
 // zero times the sum of x.
@@ -67,7 +67,7 @@ __device__ __forceinline__ void fetch_codes(u32 to, const unsigned char* from, i
   }
 }
 
-// As it stands in memory.
+// As it is in memory.
 __device__ __forceinline__ u32 raw_scale(const unsigned char* scales, int place) {
   return SCALE == 2 ? ((const u32*)scales)[place] : ((const u16*)scales)[place];
 }

@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_codes(u32 to, const unsigned char* from, in
   }
 }
 
-// A stage of x: a lane has 16 bytes of each 32 columns of some rows. What stands where rows do not
+// A stage of x: a lane has 16 bytes of each 32 columns of some rows. What lies where rows do not
 // exist reaches sums of those rows alone.
 __device__ __forceinline__ void copy_rows(u32 to, u32 to_odd, const u16* from, int row, int rows_left,
                                           int stride_x) {

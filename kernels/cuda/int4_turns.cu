@@ -13,7 +13,7 @@
 // multiple of 8 for gate and for up, and of 16 outputs of a tile 8 are of gate and 8 the same of up.
 //
 // A block computes 16 SIDE outputs; WAYS / MINE warps share the depth of 16 of them. In a turn a warp takes a
-// stage of 128 columns of each of its ways, which stand behind each other in memory. Codes go through a ring in
+// stage of 128 columns of each of its ways, which lie behind each other in memory. Codes go through a ring in
 // shared memory that each warp has for itself, LINE stages of a row at once: rows of 64 bytes came at 3.2 TB/s
 // with nothing multiplied.
 //
@@ -50,7 +50,7 @@
 
 constexpr int UNROLLED = TURNS * MINE <= 8 ? TURNS : 1;  // turns: the code stays short
 
-// Where an output of the block stands behind its first one. stored: outputs of all blocks.
+// Where an output of the block lies behind its first one. stored: outputs of all blocks.
 __device__ __forceinline__ int row_of(int out, int stored) {
   return GATED ? out / 16 * 8 + out % 8 + out / 8 % 2 * stored : out;
 }
@@ -146,7 +146,7 @@ struct Places {
     return scale_of(SCALE == 2 ? scales[j] : j % 2 ? scales[j / 2] >> 16 : scales[j / 2] & 0xffff);
   }
 
-  // MAGIC's value and the zero, twice: the zero stands in the mantissas.
+  // MAGIC's value and the zero, twice: the zero is in the mantissas.
   __device__ __forceinline__ u32 less(int j) const {
     return ZERO ? byte_in_pair(zeros[j / 4], j % 4, MAGIC) : MAGIC | 0x80008;
   }

@@ -18,7 +18,7 @@
 // block takes the stages of one way after another. That a product of a warpgroup rounds as one of a warp
 // does is measured (benchmarks/kernels/int4_rows.py, on an H200); the PTX ISA does not say it. ROUNDED 1: a
 // weight is scaled and rounded to half precision before it is multiplied, as where it is dequantised first.
-// Either way a row's sum has one order, whatever rows stand beside it.
+// Either way a row's sum has one order, whatever other rows there are.
 
 #include "int4.cuh"
 #include "shared_sums.cuh"
@@ -121,7 +121,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, AT_ONCE) int4_wg
     }
     show_barriers();
   }
-  __syncthreads();  // the barriers stand
+  __syncthreads();  // the barriers are initialised
 
   if (warp >= WARPS) {
     give_registers(TO_COPY);

@@ -58,7 +58,7 @@ __device__ __forceinline__ Scaling scaling_of(const u32* at, int to_zeros) {
   return found;
 }
 
-// Two neighbouring codes that stand at bits 0 and 16.
+// Two neighbouring codes at bits 0 and 16.
 __device__ __forceinline__ u32 pair_of(u32 codes, const Scaling& scaling) {
   const u32 value = subtract_pairs(masked_or(codes, 0x000f000f, MAGIC), scaling.less);
   if (!ROUNDED) return value;
@@ -68,7 +68,7 @@ __device__ __forceinline__ u32 pair_of(u32 codes, const Scaling& scaling) {
 }
 
 // This lane's codes of a chunk: two of each place of a fragment, 8 rows behind, 8 columns behind. held: where
-// those of its first chunk stand.
+// those of its first chunk lie.
 __device__ __forceinline__ void load_chunk(u32 (&codes)[4], u32 held, int chunk) {
 #pragma unroll
   for (int i = 0; i < 4; i++) codes[i] = load_shared_pair((held ^ chunk * 16) + i % 2 * 512 + i / 2 * 8);

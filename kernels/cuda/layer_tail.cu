@@ -16,7 +16,7 @@
 // them. Rows come from L2 straight into registers. Values of a 16-byte piece go into the matrix unit in
 // an order of their own, the same for weights and rows, which the sum does not see.
 //
-// A row's result depends on the depth alone: not on the grid, or on what stands beside it.
+// A row's result depends on the depth alone: not on the grid, or on other rows.
 
 #include "few_row.cuh"
 #include "ring.cuh"
@@ -144,7 +144,7 @@ __device__ __forceinline__ void multiply_stage(float acc[NT][4], u32 at, const P
   }
 }
 
-// The sums of all workers for some tiles, in their order; then what stands after the product.
+// The sums of all workers for some tiles, in their order; then what follows the product.
 template <bool NORM, bool GATED>
 __device__ __forceinline__ void finish(const Around& around, const Matrix& matrix, int first,
                                        int count, const float* sums, const float* squares) {

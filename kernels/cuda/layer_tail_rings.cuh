@@ -59,7 +59,7 @@ __device__ __forceinline__ int tiles_from(int first, int end) { return (min(GROU
 using Weights = Ring<STAGES, STAGE_BYTES>;
 using Xs = Ring<X_STAGES, X_BYTES>;
 
-// Barriers that stand alone.
+// Barriers that belong to no ring.
 struct Signs {
   u32 barriers;
 

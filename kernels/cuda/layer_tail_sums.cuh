@@ -2,7 +2,7 @@
 
 #include "layer_tail_rings.cuh"
 
-// What stands around a product.
+// What is fused before and after a product.
 struct Around {
   bool norm;            // before it: its sums are scaled
   const u16* residual;  // added after it, or none
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_residual(u16 (&added)[4 * MT], int slab, bo
   }
 }
 
-// The slab of this warp in one tile of another product. scales: of each row, where a norm stands before it.
+// The slab of this warp in one tile of another product. scales: of each row, where a norm comes before it.
 __device__ __forceinline__ void finish_slab(const float (&sums)[4 * MT], const u16 (&added)[4 * MT], int slab,
                                             int num_rows, const Around& around, const float* scales) {
   const int lane = threadIdx.x & 31, out = slab * SLAB + (lane >> 2), first_row = (lane & 3) * 2;

@@ -17,7 +17,7 @@
 // What writes a stream writes it times the next norm's gain, too, and the sum of squares of 16 values; the
 // product behind the norm is scaled where its sums are.
 //
-// A row's result depends on the depth alone: not on MT, on the grid, or on what stands beside it.
+// A row's result depends on the depth alone: not on MT, on the grid, or on other rows.
 
 #include "layer_tail_sums.cuh"
 
@@ -188,7 +188,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1) layer_tail_wg
     show_barriers();
   }
   arrive_in_cluster();
-  wait_for_cluster();  // both blocks' barriers stand
+  wait_for_cluster();  // both blocks' barriers are initialised
 
   const Matrix out_proj = {&out_weight, hidden, heads_size, false};
   const Matrix gate_up = {&gate_up_weight, 2 * intermediate, hidden, true};

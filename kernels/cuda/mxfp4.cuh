@@ -45,7 +45,7 @@ __device__ __forceinline__ float bias_of(const u16* bias, int expert, int o, int
   return BIAS ? widen(bias[(u64)expert * (DOWN ? width : 2 * width) + is_up * width + o]) : 0.f;
 }
 
-// Where a slot's outputs stand.
+// Where a slot's outputs lie.
 __device__ __forceinline__ u64 place_of(int slot, int num_rows, int width) {
   return (u64)(DOWN ? slot % CHOSEN * num_rows + slot / CHOSEN : slot) * width;
 }

@@ -12,10 +12,10 @@
 // a ring that each warp has for itself, from one tile to the next; one more warp fetches steps of the
 // rows, which all share.
 //
-// The sum of half of the columns is one thread's, over these in their order, whatever stands beside it.
+// The sum of half of the columns is one thread's, over these in their order, whatever other rows there are.
 //
 // The second product counts, and fetches weights, before the first one has ended (griddepcontrol): the
-// kernel that chose experts stands before that one, and is complete.
+// kernel that chose experts ran before that one, and is complete.
 
 #include "mxfp4.cuh"
 

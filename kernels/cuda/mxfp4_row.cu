@@ -10,7 +10,7 @@
 // shared memory.
 //
 // The second product fetches weights before the first one has ended (griddepcontrol), and asks the second
-// cache for what its stages do not hold: the kernel that chose experts stands before that one, and is
+// cache for what its stages do not hold: the kernel that chose experts ran before that one, and is
 // complete.
 
 #include "mxfp4.cuh"

@@ -1,7 +1,7 @@
 // Of mxfp4_experts.cu: which tiles of which experts a block multiplies, and the codes of a warp's tiles in
 // that order.
 
-// A block's tiles of all chosen experts', which stand one expert's behind the other's.
+// A block's tiles of all chosen experts', which lie one expert's behind the other's.
 struct Share {
   int first, last, tiles;  // tiles: of an expert
 

@@ -1,4 +1,4 @@
-"""The few-row operations in terms of one launch: what stands around a product, and its outputs."""
+"""The few-row operations in terms of one launch: what is fused with a product, and its outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Around:
-    """What stands around a product."""
+    """What is fused before and after a product."""
 
     norm_weight: Tensor | None = None
     eps: float = 0.0

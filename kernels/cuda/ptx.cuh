@@ -24,8 +24,8 @@ __device__ __forceinline__ uint4 load_constant(const u16* at) {
   return v;
 }
 
-// The same, where it stands: of the read-only cache ptxas puts loads behind the wait for the last kernel
-// if that spares registers, and they are on their way too late.
+// The same, in the place where it is called: of the read-only cache ptxas puts loads behind the wait for the last
+// kernel if that spares registers, and they are on their way too late.
 __device__ __forceinline__ uint4 load_constant_now(const u16* at) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint4 load_fresh_if(bool exists, const u16* at) {
   return v;
 }
 
-// An address that is computed where this stands.
+// An address that is computed where this is called.
 __device__ __forceinline__ const u16* computed_now(const u16* at) {
   asm volatile("" : "+l"(at));
   return at;
@@ -328,7 +328,7 @@ __device__ __forceinline__ void wait_at(u32 barrier, int turn) {
   } while (!ended);
 }
 
-// Consecutive bytes, a multiple of 16, into shared memory; the barrier is told when they have landed.
+// Consecutive bytes, a multiple of 16, into shared memory; the barrier is signalled when they have landed.
 __device__ __forceinline__ void copy_bulk(u32 to, const u16* from, int bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
@@ -340,7 +340,7 @@ struct __align__(64) TensorMap {
 };
 
 // A box of a matrix of four dimensions, from the given place on, the first dimension's first. to: a multiple of
-// 1024, where rows of 128 bytes begin, swizzled. The barrier is told when they have landed.
+// 1024, where rows of 128 bytes begin, swizzled. The barrier is signalled when they have landed.
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int a, int b, int c, int d, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%2,%3,%4,%5}], [%6];"
@@ -459,7 +459,7 @@ __device__ __forceinline__ void store_in_block(u64* at, int block, u64 value) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" :: "r"(there), "l"(value) : "memory");
 }
 
-// The same of a word of 32 bits; a barrier of that block is told of its four bytes.
+// The same of a word of 32 bits; its four bytes are counted by a barrier of that block.
 __device__ __forceinline__ void send_to_block(u32* at, int block, u32 value, u32 barrier) {
   asm volatile("{\n.reg .b32 there, told;\n"
                "mapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 told, %3, %2;\n"
@@ -542,7 +542,7 @@ __device__ __forceinline__ void send_words(u64* at, u64 first, u64 second) {
                : "memory");
 }
 
-// What stands there, of what another GPU may write at the same time.
+// The current words there, which another GPU may write at the same time.
 __device__ __forceinline__ void look_at_words(const u64* at, u64& first, u64& second) {
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(first), "=l"(second) : "l"(at)
                : "memory");
@@ -554,7 +554,7 @@ __device__ __forceinline__ void tell_other_gpu(u32* flag, u32 value) {
                : "memory");
 }
 
-// What the other GPU wrote before it told this is seen after it.
+// What the other GPU wrote before it set this flag is visible after it.
 __device__ __forceinline__ u32 told_by_other_gpu(const u32* flag) {
   u32 v;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");

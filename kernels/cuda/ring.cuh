@@ -1,6 +1,6 @@
 // A ring of stages in shared memory. Needs ptx.cuh.
 
-// Where it stands: of COUNT stages of BYTES. Each has a barrier that says that it is full, its copies have landed,
+// Where it lies: COUNT stages of BYTES. Each has a barrier that says that it is full, its copies have landed,
 // and one that says that it is empty, all have read it.
 template <int COUNT, int BYTES>
 struct Ring {

@@ -7,7 +7,7 @@
 //
 // A cluster takes one KV head of one request; its rows go query by query, head by head. Old keys are dealt
 // out by units of 16, one block after another, then one warp after another. Each warp copies its units into
-// shared memory of its own and multiplies them alone, so that no barrier stands between units: the next keys
+// shared memory of its own and multiplies them alone, so that units need no barrier between them: the next keys
 // are on their way while it adds values, and the next values while it scores keys. What needs nothing of the
 // kernel ahead, such as the first old keys, is asked for before that has ended.
 //
@@ -19,8 +19,8 @@
 // The kernel behind may start at once: it reads nothing of this one's before its own wait, and this one
 // waits before it ends.
 //
-// A row's result depends on its keys, its place among its request's queries and CLUSTER: not on what stands
-// beside it.
+// A row's result depends on its keys, its place among its request's queries and CLUSTER: not on other
+// rows.
 
 #include "rope_units.cuh"
 
@@ -57,7 +57,7 @@ struct Sums {
   }
 
   // Scores a unit's keys, and weighs them by the greatest score of a row so far. keys: where this lane's row
-  // of matrices stands. num_keys: those that exist. NEW: a row sees those up to its query's own.
+  // of matrices lies. num_keys: those that exist. NEW: a row sees those up to its query's own.
   template <bool NEW>
   __device__ __forceinline__ void score(const Queries& queries, u32 keys, int num_keys, float scale_log2, u32 (&weights)[TILES][2]) {
     const int group = lane_of() >> 2, part = lane_of() & 3;

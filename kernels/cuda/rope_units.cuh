@@ -1,4 +1,4 @@
-// This part of rope_attention.cu says where things stand in shared memory. It brings old keys and values there.
+// This part of rope_attention.cu says where things lie in shared memory. It brings old keys and values there.
 
 #define ROWS (8 * TILES)
 #define LEFT_STRIDE (HEAD + 4)  // floats between rows that a warp leaves: separate banks
@@ -27,7 +27,7 @@ struct Units {
   __device__ __forceinline__ u32 keys() const { return at; }
   __device__ __forceinline__ u32 values() const { return at + UNIT * STRIDE; }
 
-  // How many keys stand before unit i.
+  // How many keys come before unit i.
   static __device__ __forceinline__ int before(const Task& task, int i) {
     return task.unit(i * WARPS + warp_of()) * UNIT;
   }

@@ -27,7 +27,7 @@
 
 typedef unsigned char u8;
 
-// Of all blocks of the row; everybody gets it. told: a word of each of their warps. barrier: expects these.
+// Of all blocks of the row; each thread gets it. told: a word of each of their warps. barrier: expects these.
 __device__ __forceinline__ float largest_of_row(float mine, u32* told, u32 barrier) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u32 most = __reduce_max_sync(ALL, __float_as_uint(mine));  // of numbers that are not negative

@@ -37,8 +37,8 @@ struct ClusterThread {
   }
 };
 
-// Every block must have begun before another writes into its shared memory: before the first `tell` stands
-// `all_have_begun`.
+// Every block must have begun before another writes into its shared memory: `all_have_begun` comes
+// before the first `tell`.
 __device__ __forceinline__ ClusterThread thread_in_cluster(u64* shared) {
   arrive_in_cluster();
   return {shared, (int)(blockIdx.x % CLUSTER), (int)(threadIdx.x >> 5), (int)(threadIdx.x & 31), 0};
@@ -67,8 +67,8 @@ __device__ __forceinline__ u64 bits_of(double value) { return __double_as_longlo
 __device__ __forceinline__ void set_bits(u64& value, u64 bits) { value = bits; }
 __device__ __forceinline__ void set_bits(double& value, u64 bits) { value = __longlong_as_double(bits); }
 
-// Sums, and maxima, of all threads of the cluster; everybody gets them. What blocks and warps told still lies
-// in mail() and of_warps(), until it is told again.
+// Sums, and maxima, of all threads of the cluster; each thread gets them. What blocks and warps sent still lies
+// in mail() and of_warps(), until it is sent again.
 template <class T, int SUMS, int PEAKS>
 __device__ __forceinline__ void tell(ClusterThread& thread, T* sums, u32* peaks) {
   thread.turn ^= 1;
@@ -127,7 +127,7 @@ __device__ __forceinline__ u64 fixed_point(double weight) {
 }
 
 // As sample_rows_ref.invert_cdf: the first place up to which the weights exceed a share of their sum, which
-// was told last. Known to one lane of the cluster; all others get -1. weight_of(j): that of a lane's value.
+// was sent last. Known to one lane of the cluster; all others get -1. weight_of(j): that of a lane's value.
 template <class Weight>
 __device__ __forceinline__ int drawn(const ClusterThread& thread, double uniform, u64 total, Weight weight_of) {
   if (total == 0) return thread.is_first() ? 0 : -1;

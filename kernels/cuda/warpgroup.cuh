@@ -1,7 +1,7 @@
 // Products of four warps together, of FP8 codes in shared memory (wgmma, PTX ISA). The tests replace
 // this file by one for the CPU (tests/kernels/emulator).
 //
-// Codes stand in rows of 128 bytes; 16 bytes `piece` of row `row` are at swizzled(row, piece).
+// Codes lie in rows of 128 bytes; 16 bytes `piece` of row `row` are at swizzled(row, piece).
 
 #define HALF 128  // columns of a row in shared memory
 

@@ -1,4 +1,4 @@
-// Products of four warps together of half precision, whose right operand stands in shared memory and whose
+// Products of four warps together of half precision, whose right operand is in shared memory and whose
 // left one there or in registers (wgmma, PTX ISA). The tests replace this file by one for the CPU
 // (tests/kernels/emulator).
 //

@@ -12,7 +12,7 @@ delta_rule.py, which chooses among the files below. In Triton, by case:
   delta_rule_triton.py walks along them, and moves states on by accepted paths (`keep`).
 - plain decoding (`decode`), one token a request: delta_decode_triton.py, both steps.
 
-What a kernel computes of one token or node is shared: `silu`, `softplus` and decays stand in
+What a kernel computes of one token or node is shared: `silu`, `softplus` and decays are in
 delta_nodes_triton.py, the convolution of prompts in delta_tokens_triton.py, the step of the memory
 (`stepped`) in delta_decode_triton.py.
 """

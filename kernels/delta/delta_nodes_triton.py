@@ -160,7 +160,7 @@ def _nodes_kernel(
 
 @dataclass(frozen=True)
 class NodeTokens:
-    """float32, a row a node. Keys stand among the updates."""
+    """float32, a row a node. Keys are among the updates."""
 
     q: Tensor  # [N, G, K], scaled
     v: Tensor  # [N, M, E]

@@ -1,7 +1,7 @@
 """The gated delta rule over prompts in Triton, token by token.
 
-What tokens read stands ready (delta_tokens_triton.py). A program takes a request, a head and some
-columns of its memory, which stays in registers from the first token to the last.
+What tokens read is already there (delta_tokens_triton.py). A program takes a request, a head and
+some columns of its memory, which stays in registers from the first token to the last.
 """
 
 # A jit body only looks like typed Python.

@@ -1,4 +1,4 @@
-"""The gated delta rule: over prompts and verified nodes, and what of these stands."""
+"""The gated delta rule: over prompts and verified nodes, and keeping the accepted nodes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def decode(
     *,
     backend: Backend = "auto",
 ) -> Tensor:
-    """One token a request, all of which stand: `verify`, then `keep` of what it wrote. updates:
+    """One token a request, all of which are kept: `verify`, then `keep` of what it wrote. updates:
     scratch. Any device; two Triton kernels on CUDA."""
     if use_triton(backend, given.mixed_TC):
         from specengine.kernels.delta import delta_decode_triton

@@ -127,7 +127,7 @@ def verify(
 def keep(
     states: list[DeltaState], updates: list[NodeUpdates], paths: StatePaths, shape: DeltaShape
 ) -> None:
-    """Move the states on by the updates of the nodes that stand. Lists: one a layer."""
+    """Move the states on by the updates of the accepted nodes. Lists: one a layer."""
     rows_B, order_W = paths.rows_B, torch.arange(paths.width, device=paths.rows_B.device)
     nodes_BW = order_W.expand(len(rows_B), -1) if paths.nodes_BW is None else paths.nodes_BW
     stands_BW = order_W <= paths.accepted_B[:, None]

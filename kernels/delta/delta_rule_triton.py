@@ -1,9 +1,9 @@
 """The gated delta rule at verified nodes in Triton, and what moves states on by accepted paths.
 
-What nodes read stands ready (delta_nodes_triton.py). A program of `verify` takes a request, a head
-and some columns of its memory, which it reads once. It goes through the nodes in their order, and
-needs no state of theirs: with S the memory before the tree and D[i, j] the decay between a node and
-one that it sees,
+What nodes read is already there (delta_nodes_triton.py). A program of `verify` takes a request, a
+head and some columns of its memory, which it reads once. It goes through the nodes in their order,
+and needs no state of theirs: with S the memory before the tree and D[i, j] the decay between a node
+and one that it sees,
 
     S_i^T x = D[i, root's parent] * S^T x + sum over seen j of D[i, j] * (k_j . x) * delta_j
 

@@ -19,7 +19,7 @@ CHUNK = 64  # tokens of a prompt that are solved for together
 
 @dataclass(frozen=True)
 class DeltaShape:
-    """Sizes of a layer. Value heads that read one key head stand side by side."""
+    """Sizes of a layer. Value heads that read one key head lie side by side."""
 
     num_key_heads: int
     num_heads: int  # of values, and of the state
@@ -119,8 +119,8 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Whole runs of tokens, all of which stand, several a request. lens, prefix_lens: of the host.
-    A request without tokens before these has nothing in its slot yet."""
+    """Whole runs of tokens, all of which are kept, several a request. lens, prefix_lens: of the
+    host. A request without tokens before these has nothing in its slot yet."""
 
     rows_B: Tensor  # int64, slots of the state pool
     lens: Sequence[int]
@@ -194,10 +194,10 @@ class PromptPlaces:
 
 @dataclass(frozen=True)
 class StatePaths:
-    """Which nodes of each request stand."""
+    """Which nodes of each request are accepted."""
 
     rows_B: Tensor  # int64, slots of the state pool; row 0 pads
     starts_B: Tensor  # int64, row of each root among the updates
-    accepted_B: Tensor  # int64, nodes below the root that stand
+    accepted_B: Tensor  # int64, accepted nodes below the root
     nodes_BW: Tensor | None  # int64, the path, the root first; None: nodes 0 .. W - 1
     width: int  # W, above every accepted_B

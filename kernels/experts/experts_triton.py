@@ -8,7 +8,7 @@ read once, and nothing is sorted before. Of more rows, slots are sorted by exper
 
 Every slot's result has a place of its own and is computed in one order, so that no sum depends on
 what runs first. Kernels start while the one ahead ends (programmatic dependent launch), and let the
-next one start only behind their own wait: whatever a kernel reads that stands two before it is
+next one start only behind their own wait: what a kernel reads of the one two before it is
 complete.
 """
 
@@ -217,7 +217,7 @@ def _few_down_kernel(
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Who chose stands two before, and is complete.
+    # The kernel that chose ran two before, and is complete.
     offsets = tl.arange(0, BLOCK_S)
     ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
     expert = first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
@@ -386,7 +386,7 @@ def _sum_kernel(
 
 @dataclass(frozen=True)
 class _Call:
-    """What all kernels of one call are told."""
+    """What all kernels of one call get."""
 
     x: Tensor
     chosen: Chosen

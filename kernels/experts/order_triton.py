@@ -27,7 +27,7 @@ _COMPARED = 16  # slots of a program that compares
 
 @dataclass(frozen=True)
 class Order:
-    """Slots of one expert stand together, in rising order. Tile i takes places firsts[i] to ends[i]
+    """Slots of one expert lie together, in rising order. Tile i takes places firsts[i] to ends[i]
     of slots, all of expert experts[i], which is E past the last tile. Those of expert e end before
     place stops[e]."""
 

@@ -107,8 +107,9 @@ class PackedExperts:
 
     @classmethod
     def of(cls, format: ExpertFormat, count: int, experts: Iterator[Any]) -> PackedExperts | None:
-        """Takes `count` experts one by one, so that no two stand beside their copies. None where
-        they differ in more than their numbers, or the format does not arrange them."""
+        """Takes `count` experts one by one, so that no two are in memory together with their
+        copies. None where they differ in more than their numbers, or the format does not arrange
+        them."""
         first: Any = format.arrange(next(experts))
         if first is None:
             return None

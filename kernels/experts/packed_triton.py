@@ -206,7 +206,7 @@ def _few_kernel(
     TURNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Of the second product, the kernel that chose stands two before, and is complete.
+    # Of the second product, the kernel that chose ran two before, and is complete.
     if DEPENDENT and not IS_DOWN:
         gdc_wait()
         gdc_launch_dependents()

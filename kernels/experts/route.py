@@ -16,7 +16,7 @@ def route(x: Tensor, router: Router, routing: Routing, *, backend: Backend = "au
 
         scores = softmax or sigmoid(router.weight @ x + router.bias)         # in float32
         ranks = scores + router.correction
-        if num_groups > 1:        # a group is E / num_groups experts that stand together
+        if num_groups > 1:        # a group is E / num_groups experts that lie together
             value of a group = sum of its group_best (1 or 2) largest ranks
             ranks outside of the num_chosen_groups best groups = -inf
         ids = the num_chosen largest ranks, the largest first, of equal ones the first
@@ -25,7 +25,7 @@ def route(x: Tensor, router: Router, routing: Routing, *, backend: Backend = "au
         weights *= scaling
 
     x: [T, H]; the router's weight [E, H] of x's dtype. Any device; Triton on CUDA, where a row's
-    result has the same bits whatever rows stand beside it, at every T.
+    result has the same bits whatever other rows there are, at every T.
     """
     if use_triton(backend, x) and len(router.weight) <= MAX_EXPERTS:
         from specengine.kernels.experts import route_triton

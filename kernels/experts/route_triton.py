@@ -1,7 +1,7 @@
 """Routing in Triton: partial sums of the logits, then a program a row.
 
 The router's product is cut into parts of the inputs, whose number depends on H alone, so that few
-rows fill the card and a row's logits are summed in one order whatever stands beside it.
+rows fill the card and a row's logits are summed in one order whatever other rows there are.
 """
 
 # A jit body only looks like typed Python.
@@ -25,8 +25,9 @@ _INPUTS = 128
 _STEP = 512  # bytes of a step; the first weights are read before the kernel ahead has ended
 _PART = 256  # inputs, at least
 _MOST_PARTS = 8
-# Of a thread that chooses. Told so, the compiler has the loads of all parts of 512 experts on their
-# way before the first addition; else it spares registers, and a row waits for memory four times.
+# Of a thread that chooses. With this limit the compiler has the loads of all parts of 512 experts
+# on their way before the first addition; else it spares registers, and a row waits for memory four
+# times.
 _REGISTERS = 168
 
 

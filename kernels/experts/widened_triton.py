@@ -2,7 +2,7 @@
 PyTorch's grouped product multiplies them.
 
 Where each expert has hundreds of rows, widening once takes less than widening for each tile of
-rows. Rows stand sorted by expert between the two products; what follows each product is one kernel.
+rows. Rows are sorted by expert between the two products; what follows each product is one kernel.
 """
 
 # A jit body only looks like typed Python.

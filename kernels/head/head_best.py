@@ -33,8 +33,8 @@ def head_best(
     x: [R, H], before the norm, where that is given; weight: [V, H]; slots: of `slots_for`;
     norm_weight: [H] of x's dtype, contiguous; ids: int64 [V], contiguous -> int64 [R]. No NaN. Any
     device; "cuda" takes on Hopper what `head_stream.can_take` says, and gives a row the same result
-    whatever stands beside it. It reads weight and norm_weight before the kernel ahead has ended,
-    which must write neither.
+    whatever other rows there are. It reads weight and norm_weight before the kernel ahead has
+    ended, which must write neither.
     """
     if backend == "cuda" or (backend == "auto" and head_stream.fits(x, weight)):
         from specengine.kernels.head import head_best_cuda

@@ -40,8 +40,8 @@ def head_topk(
 
     x: [R, H], before the norm, where that is given; weight: [V, H]; norm_weight: [H] of x's dtype,
     contiguous. No logit is NaN or infinite, but minus infinity. Any device; "cuda" takes on Hopper
-    what `can_take` says, and gives a row the same result whatever stands beside it. It reads weight
-    and norm_weight before the kernel ahead has ended, which must write neither.
+    what `can_take` says, and gives a row the same result whatever other rows there are. It reads
+    weight and norm_weight before the kernel ahead has ended, which must write neither.
     """
     if backend == "cuda" or (backend == "auto" and fits(x, weight, topk)):
         from specengine.kernels.head import head_topk_cuda

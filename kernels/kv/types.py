@@ -1,4 +1,4 @@
-"""Where KV lies, and which of it stands."""
+"""Where KV lies, and which of it is kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KVBuffers:
 
 @dataclass(frozen=True)
 class KVPaths:
-    """Which nodes of each request's tree stand."""
+    """Which nodes of each request's tree are accepted."""
 
     req_to_token: Tensor  # int32 [num_rows, C]
     rows_B: Tensor  # int64, of req_to_token; row 0 pads

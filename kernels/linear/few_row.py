@@ -1,4 +1,4 @@
-"""Linear layers for few rows, fused with what stands before and after them in a decoder layer.
+"""Linear layers for few rows, fused with what comes before and after them in a decoder layer.
 
 A small model decoding a few rows is bound by the number of kernels, not by bytes: one kernel here
 replaces norm + GEMM, GEMM + residual addition, or norm + GEMM + gated activation.
@@ -108,7 +108,7 @@ def norm_linear(
 
     x: [T, H]; weight: [O, H]; bias: [O] or None -> [T, O] of out_dtype (x's).
     Accumulates in float32. backend "triton" takes one row; "cuda" half precision, H a multiple of
-    8, and gives a row the same result whatever stands beside it.
+    8, and gives a row the same result whatever other rows there are.
     """
     module = _module(backend, x)
     out: Tensor = module.norm_linear(x, norm_weight, eps, weight, bias, out_dtype)

@@ -30,8 +30,8 @@ class Tile:
 
 def tile_for(hidden: int, gated: bool) -> Tile:
     """Measured on an H200 (benchmarks/results, few-row-linear). Warps and loads depend on the depth
-    alone: they decide the order of the sum, so that a row's result does not depend on how many rows
-    stand beside it. What a thread holds of the weights leaves hardly a register over."""
+    alone: they decide the order of the sum, so that a row's result does not depend on how many
+    other rows there are. What a thread holds of the weights leaves hardly a register over."""
     chunks = -(-hidden // 32)
     warps = min(max(-(-chunks // 3), 4), 16)
     unroll = min(-(-chunks // warps), 6)

@@ -1,4 +1,4 @@
-"""Root-mean-square norm of each head, times a gate: what stands behind linear attention."""
+"""Root-mean-square norm of each head, times a gate: what follows linear attention."""
 
 from __future__ import annotations
 

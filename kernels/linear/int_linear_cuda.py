@@ -74,7 +74,7 @@ def takes_wide(x: Tensor, weight: IntWeight) -> bool:
 
 def takes_gated(weight: IntWeight) -> bool:
     """Whether the kernels also compute silu(gate) * up of a product that they compute, of a weight
-    whose rows of gate stand before as many of up: whose scales and zeros begin at whole 16 bytes,
+    whose rows of gate come before as many of up: whose scales and zeros begin at whole 16 bytes,
     and of outputs of which rows have whole 8 bytes."""
     num_outs = weight.shape[0]
     held = [weight.scale, *([] if weight.zero is None else [weight.zero])]

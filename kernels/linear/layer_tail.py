@@ -67,8 +67,8 @@ def layer_tail(
     gate_up^T; qkv = norm(next) weight^T + bias. Products are summed in float32 and rounded to
     stream's dtype where the single operations round them. "cuda" takes half precision, T up to
     MOST_TAIL_ROWS, H, A and I that are multiples of 32 (of 128 beyond MOST_FEW_TAIL_ROWS) and Q of
-    32. It gives a row the same result whatever stands beside it, but for the sums' order, which is
-    one up to MOST_FEW_TAIL_ROWS and another beyond.
+    32. It gives a row the same result whatever other rows there are, but for the sums' order, which
+    is one up to MOST_FEW_TAIL_ROWS and another beyond.
     """
     if backend == "cuda" or (backend == "auto" and fits(stream, weights)):
         from specengine.kernels.linear import layer_tail_cuda

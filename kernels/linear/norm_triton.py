@@ -16,8 +16,9 @@ from specengine.kernels.linear.round_triton import room_for, store_rounded, wait
 from specengine.kernels.linear.rounded import NOT_ROUNDED, put_beside
 from specengine.kernels.sizes import cdiv, power_of_2
 
-# Of a thread that adds up parts. Told so, the compiler has the loads of all parts on their way
-# before the first addition; else it spares registers, and a row waits for memory part after part.
+# Of a thread that adds up parts. With this limit the compiler has the loads of all parts on their
+# way before the first addition; else it spares registers, and a row waits for memory part after
+# part.
 _REGISTERS = 128
 _HEADS_NUMBERS = 2048  # of the rows of one program
 

@@ -184,7 +184,7 @@ class IntWeight:
 
     def narrow(self, dim: int, start: int, size: int) -> IntWeight | None:
         """Some rows (dim 0) or some columns (dim 1). None: columns begin or end amid a group, or
-        stand in another order, or are no multiple of 32, by which products go."""
+        are in another order, or are no multiple of 32, by which products go."""
         if dim == 0:
             zero = None if self.zero is None else self.zero[start : start + size]
             codes, scale = (one[start : start + size] for one in (self.codes, self.scale))

@@ -4,7 +4,7 @@
  * panels: PANEL outputs of one input lie side by side, so that lanes are outputs and nothing is
  * summed across lanes. Output j and output LANES + j share a word, the latter in its upper half:
  * a shift widens the one, a mask the other. Each output is summed over the inputs in order,
- * whatever rows stand beside it. */
+ * whatever other rows there are. */
 
 #include <stdint.h>
 #include <string.h>

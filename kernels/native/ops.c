@@ -2,7 +2,7 @@
  *
  * A small model's decode calls some twenty operators a layer, each worth a few microseconds of
  * dispatch; these take four. Plain C, no headers of PyTorch: it compiles in a second. Every row is
- * computed alike whatever rows stand beside it. Included once a scalar type by the block below. */
+ * computed alike whatever other rows there are. Included once a scalar type by the block below. */
 
 #ifndef SCALAR
 

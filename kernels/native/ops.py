@@ -119,7 +119,7 @@ def attend_decode(
     softcap: float | None = None,
 ) -> Tensor:
     """q [B, Hq, D] contiguous, one query a request over its tokens begins .. ends - 1 (int64 [B]),
-    whose slots stand in row rows[b] of req_to_token (int32). scratch: float32, the longest end
+    whose slots are in row rows[b] of req_to_token (int32). scratch: float32, the longest end
     plus 2 D -> [B, Hq, D]."""
     requests, q_heads, head_dim = q.shape
     out = q.new_empty(requests, q_heads, head_dim)

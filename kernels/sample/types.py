@@ -78,7 +78,7 @@ class EditTables:
 
 @dataclass(frozen=True)
 class DraftedNodes:
-    """N nodes of B requests, whose tokens count where they stand above a row. Rows are those of
+    """N nodes of B requests, whose tokens count for the rows below them. Rows are those of
     each request's last nodes, as many of each: of chains all or the last, of trees as the mask has
     them."""
 

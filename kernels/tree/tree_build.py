@@ -30,7 +30,7 @@ def tree_build(
                 depths[b, n] = len(path) - 1
                 mask[b, n, path] = True
 
-    roots_B: int64 [B]. found: no child outdoes its parent, nor stands before it, so that parents of
+    roots_B: int64 [B]. found: no child outdoes its parent, nor comes before it, so that parents of
     what is chosen are chosen; none is deeper than num_steps. num_nodes: N, at least 2, and no more
     than there are. limits: then found is as Found.of has it, and what is missing to N nodes has
     token 0, depth num_steps, and itself as its parent: no path comes by it. Any device; one Triton

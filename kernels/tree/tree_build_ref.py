@@ -25,7 +25,7 @@ def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
     order_BC = found.scores_BC.sort(dim=-1, descending=True, stable=True).indices
     chosen_BM = order_BC[:, : num_nodes - 1]
     batch_size, count = order_BC.shape
-    # One place before all candidates for the root, which stands as -1 among parents.
+    # One place before all candidates for the root, which is -1 among parents.
     node_of = roots_B.new_zeros(batch_size, count + 1)
     nodes_N = torch.arange(num_nodes, device=roots_B.device)
     node_of.scatter_(1, chosen_BM + 1, nodes_N[1:].expand_as(chosen_BM))

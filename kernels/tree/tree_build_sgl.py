@@ -26,8 +26,8 @@ class Links:
 
 
 def links(parents_BN: Tensor) -> Links:
-    """Links of any trees. Nodes are told as candidates are: node i below p is candidate p * N + i,
-    and what was found below the p-th of those gone on with has p * N in its index."""
+    """Links of any trees. Nodes are numbered as candidates are: node i below p is candidate p * N +
+    i, and what was found below the p-th of those gone on with has p * N in its index."""
     batch_size, num_nodes = parents_BN.shape
     nodes_N = torch.arange(num_nodes, device=parents_BN.device)
     candidates_BN = parents_BN.clamp(min=0) * num_nodes + nodes_N

@@ -13,7 +13,7 @@ class Found:
     """Nodes found below the roots, level by level, siblings side by side and best first."""
 
     tokens_BC: Tensor  # int64
-    scores_BC: Tensor  # float32, the logarithm of the path's probability, or what stands for it
+    scores_BC: Tensor  # float32, the logarithm of the path's probability, or what takes its place
     parents_BC: Tensor  # int64, index among the candidates; -1 is the root
 
     @classmethod
@@ -49,7 +49,7 @@ class Drawn:
 @dataclass(frozen=True)
 class DraftTree:
     """N nodes a request, the root first, the others from the best to the worst: the first n are the
-    tree of n nodes. No child stands before its parent."""
+    tree of n nodes. No child comes before its parent."""
 
     tokens_BN: Tensor  # int64
     parents_BN: Tensor  # int64, index among the nodes; the root's is -1
