@@ -101,7 +101,7 @@ def test_decays_that_are_no_exponents_are_refused(tmp_path: Path) -> None:
         ({"full_attention_interval": 0}, "full_attention_interval 0 is no period"),
         (
             {"attention.recurrent_layers": [True]},
-            "recurrent_layers tells 1 layers, the model has 3",
+            "recurrent_layers is of 1 layers, the model has 3",
         ),
         ({"ssm.group_count": 4}, "6 value heads over 4 key heads"),
     ],

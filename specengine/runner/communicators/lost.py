@@ -6,8 +6,8 @@ from specengine.core.parallel import Communicator
 
 
 class RanksLostError(RuntimeError):
-    """Another rank of `ranks` has ended, or has not come to a collective in time. Nobody but who
-    started the ranks knows which: engine/parallel/ranks.py and engine/sharing.py make an
+    """Another rank of `ranks` has ended, or has not come to a collective in time. Only the process
+    that started the ranks knows which: engine/parallel/ranks.py and engine/sharing.py make an
     EngineStoppedError of it."""
 
     def __init__(self, message: str, ranks: Communicator) -> None:

@@ -49,8 +49,8 @@ class GgufFormat:
     their numbers. metadata: GGUF key without the architecture's prefix -> field of config.json,
     beside those of all families; a file has all of them. optional: the same, None where a file
     lacks one. fields: of config.json, that no single key holds. change: what else is otherwise in
-    the file: (checkpoint name, tensor) pairs in, and the file, which tells sizes; the checkpoint's
-    pairs out. Columns of a kept matrix stay: beside it goes `column_order`
+    the file: (checkpoint name, tensor) pairs in, and the file, which has the sizes; the
+    checkpoint's pairs out. Columns of a kept matrix stay: beside it goes `column_order`
     (layers/quantization/gguf.py). owns: whether a file of these architectures is of this family,
     where several share one.
     """

@@ -1,4 +1,4 @@
-"""Fields of config.json that a GGUF file tells in several keys, or in its tensors. Families use
+"""Fields of config.json that a GGUF file states in several keys, or in its tensors. Families use
 them in their GgufFormat; gguf_config.py does for all."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def biases(file: GgufFile, **stems: str | tuple[str, ...]) -> dict[str, bool]:
 
 
 def window(file: GgufFile) -> int | None:
-    """Tokens that layers with a window see; None where the file tells none. Some write 0 for it."""
+    """Tokens that layers with a window see; None where the file states none. Some write 0 for
+    it."""
     found: int | None = file.get(f"{{arch}}.{WINDOW}")
     return found or None
 
@@ -39,7 +40,7 @@ def num_layers(file: GgufFile) -> int:
 
 
 def layer_types(file: GgufFile, period: int) -> list[str]:
-    """`layer_types` of config.json. A file may tell which layers have a window, one by one or by
+    """`layer_types` of config.json. A file may state which layers have a window, one by one or by
     its own period; most do not: the last of each `period` layers sees all tokens, the others have a
     window, where the file has one."""
     count = num_layers(file)
@@ -52,7 +53,7 @@ def layer_types(file: GgufFile, period: int) -> list[str]:
         slides = [bool(one) for one in told][:count]
     if len(slides) != count:
         raise ModelLoadError(
-            f"{file.path}: {_PATTERN} tells {len(slides)} layers, the model has {count}"
+            f"{file.path}: {_PATTERN} is of {len(slides)} layers, the model has {count}"
         )
     return ["sliding_attention" if one else "full_attention" for one in slides]
 

@@ -64,7 +64,7 @@ class MappedFiles:
 
     def tensors(self, path: Path) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor on the host) of a file, in the file's order. Raises ModelLoadError for one
-        that is not whole. Who writes to a tensor changes no file."""
+        that is not whole. Writing to a tensor changes no file."""
         try:
             with safe_open(path, framework="pt", device="cpu") as checked:
                 header, start, whole = _mapped(path)

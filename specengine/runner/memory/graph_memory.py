@@ -32,7 +32,7 @@ class GraphMemory:
     What graphs take is what this process's allocator holds more afterwards, and their launches,
     which the driver keeps and no allocator knows: what else the device has less, up to
     MOST_LAUNCHES a graph. Other processes use the device as well, and take memory or give it back
-    during a capture; a device tells what is free and not who has the rest.
+    during a capture; a device reports what is free, not which process has the rest.
 
     What a graph gives lies in the pool, where earlier graphs write when they run: read it, or copy
     it, before any other graph of the pool runs.

@@ -62,9 +62,10 @@ class Piece(nn.Module):
         return captured.outputs
 
     def _capture(self, record: Record, given: Sequence[Any]) -> Any:
-        """The outputs it gives are held by who runs the graph, until the last part that reads them
-        has been captured: no other piece gets their memory before. A capture computes nothing, and
-        the next piece warms up on these outputs: routers of experts must not meet old memory."""
+        """The outputs it gives are held by the caller of the graph, until the last part that reads
+        them has been captured: no other piece gets their memory before. A capture computes nothing,
+        and the next piece warms up on these outputs: routers of experts must not meet old
+        memory."""
         graph, outputs = record(partial(self.run, *given))
         graph.replay()
         kept = outputs if self.is_last else weakly(outputs)

@@ -16,7 +16,8 @@ def cut(
     splitting operations. operators: those to cut at, and what is called in their place. Consecutive
     ones become one part. What runs before an operator in the graph runs before it in the parts."""
     places = _places(graph, operators)
-    # With the original order: an operator that writes to its input must stay behind who made it.
+    # With the original order: an operator that writes to its input must stay behind that input's
+    # maker.
     whole = split_module(
         graph,
         None,  # type: ignore[arg-type]
