@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class AsyncEngine(Operations):
-    """Every call into the Engine is made by the engine thread. Each event loop that asks has its
-    own Streams."""
+    """Every call into the Engine is made by the engine thread. Each event loop that calls it has
+    its own Streams."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class AsyncEngine(Operations):
             self._release(loop)
 
     def connect(self, key: Hashable, send: Callable[[Reply], bool]) -> None:
-        """For callers that speak in messages: hear by `send`, in the engine's thread, what comes of
-        what they `tell`. See EngineHost."""
+        """For callers that speak in messages: `send` is called in the engine's thread with the
+        replies to what they `tell`. See EngineHost."""
         self._host.post(lambda: self._host.connect(key, send))
 
     def tell(self, key: Hashable, message: Request) -> None:
@@ -145,7 +145,7 @@ class AsyncEngine(Operations):
     def _run(self) -> None:
         try:
             while True:
-                self._wake.clear()  # whoever stops the thread wakes it behind that
+                self._wake.clear()  # a stop sets _stopped first, and then _wake
                 if self._stopped:
                     break
                 seconds = self._host.turn()

@@ -38,8 +38,8 @@ class Launched:
 
     @property
     def limits(self) -> list[int]:
-        """The most levels of each request. Counts of drafts do not tell them: those of trees are
-        nodes, and those of chains include padding that was accepted."""
+        """The most levels of each request. They do not follow from counts of drafts: those of trees
+        are nodes, and those of chains include padding that was accepted."""
         in_flight = self.in_flight
         if in_flight.plan.drafted_nodes is not None:
             return depths_within(in_flight.reqs, self.choice.num_steps)

@@ -65,7 +65,7 @@ def _ends(req: Req, new: Sequence[int]) -> bool:
 class IndexAhead:
     """Reads texts while the host would wait.
 
-    While there are no drafts, a lookup drafter is not asked, and all that was committed would be
+    While there are no drafts, a lookup drafter is not called, and all that was committed would be
     left for the round in which drafts are tried again. So requests take turns at being read while
     the device runs. A turn takes in the tokens of several rounds, which costs half as much as one
     by one: the wait is also when other threads run.

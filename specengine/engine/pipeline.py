@@ -150,7 +150,7 @@ class RoundPipeline:
         return RoundResult(in_flight.reqs, result)
 
     def _seconds_of(self, done: Launched) -> float | None:
-        """None where they tell nothing of what such a round costs."""
+        """None where they are not the usual cost of such a round."""
         # With lookup, the first plain round after one with drafts does not follow: it is not
         # overlapped as the next ones are, and its time is no plain round's.
         is_usual = done.followed or done.choice.num_steps > 0 or self._lookup is None

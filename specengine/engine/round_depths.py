@@ -19,7 +19,7 @@ _PAUSED_EVERY = 8  # rounds of a paused drafter, one of which is learned from
 
 
 class RoundDepths:
-    """Asks the chooser before each round, and tells it of the rounds that were collected."""
+    """Calls the chooser before each round, and passes the collected rounds on to it."""
 
     def __init__(
         self, chooser: DepthChooser | None, deepest: int, may_pause: bool, link: Link
@@ -80,7 +80,7 @@ class RoundDepths:
             self.chooser.observe_host(size, shape, took)
 
     def learn(self, done: Launched, result: VerifyResult, took: float | None) -> None:
-        """took: seconds of the round; None where they tell nothing of what such a round costs."""
+        """took: seconds of the round; None where they are not the usual cost of such a round."""
         assert self.chooser is not None, "there is something that learns"
         in_flight, choice = done.in_flight, done.choice
         self.chooser.observe(

@@ -21,7 +21,8 @@ def engine_stats(
     split: SplitPrefills | None = None,
 ) -> EngineStats:
     """rounds: on the device, or why there are none. ragged: counters of the other graphs, by kind.
-    choosers: of depths, those of rounds on the device first; the first that has chosen tells."""
+    choosers: of depths, those of rounds on the device first; the first that has chosen is
+    reported."""
     scheduler, graphs = parts.scheduler, _graph_stats(parts, rounds, ragged)
     snapshots = scheduler.ledger.snapshots
     chosen = (one.current for one in choosers)

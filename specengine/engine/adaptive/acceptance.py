@@ -28,9 +28,9 @@ class RoundObservation:
     num_steps, num_nodes: as chosen; num_nodes is None for chains and whole trees. num_drafted:
     drafts; of a tree its nodes without the root. num_accepted: those on the accepted path.
     path_ranks: their ranks, ascending (VerifyResult.path_ranks). limits: the most levels that each
-    request allows, if num_drafted does not tell them. from_lookup: whether the drafts came from
-    lookup. seconds: of the whole round; None leaves the costs unchanged. drafting_seconds: the part
-    of these that the host spent on drafting.
+    request allows, if they do not follow from num_drafted. from_lookup: whether the drafts came
+    from lookup. seconds: of the whole round; None leaves the costs unchanged. drafting_seconds: the
+    part of these that the host spent on drafting.
     """
 
     batch_size: int
@@ -149,10 +149,10 @@ class Acceptance:
     chains, whole trees and trees cut to their best nodes.
 
     A smaller tree of the same depth has the nodes of the lowest ranks, so the accepted path of a
-    round tells how far it would have come. Learned are the chances of the smallest size, and of
-    each further size how often it continues a path where the size before it ends. So a round of few
-    nodes leaves what larger trees add unchanged, and no size is expected to come less far than a
-    smaller one. Drafts without ranks are never cut: they count for all sizes alike.
+    round says how far that tree would have come. Learned are the chances of the smallest size, and
+    of each further size how often it continues a path where the size before it ends. So a round of
+    few nodes leaves what larger trees add unchanged, and no size is expected to come less far than
+    a smaller one. Drafts without ranks are never cut: they count for all sizes alike.
 
     Only outcomes of past rounds enter, so choosing by it biases no sampled draft.
     """
@@ -166,7 +166,8 @@ class Acceptance:
         self.has_ranks = False  # whether a round ever had them
         self.smallest = PositionShares(depth, _PRIOR)
         self.rescues = [PositionShares(depth, _PRIOR_RESCUE) for _ in self.sizes]
-        # Drafts that tell a size from the one before: a shallow tree may be whole with fewer nodes.
+        # Drafts from which on a size differs from the one before: a shallow tree may be whole with
+        # fewer.
         self._least_drafted = [*(size - 1 for size in self.sizes[1:]), *self.sizes[-1:]]
         self._drafting = RunningShare(1.0)
 
@@ -315,6 +316,6 @@ def _from_lookup(observation: RoundObservation) -> Sequence[bool]:
 
 
 def _kept(count: int, num_rounds: int) -> float:
-    """The weight that what is known keeps beside so many new outcomes."""
+    """The weight of past outcomes after so many new ones."""
     kept, least = 1.0 - count / _MEMORY, _LEAST_KEPT**num_rounds
     return kept if kept > least else least

@@ -74,7 +74,7 @@ class ProbeBudget:
 
 @dataclass
 class BucketState:
-    """What is kept for the batch sizes up to a power of two."""
+    """The state of the batch sizes up to a power of two."""
 
     kept: DepthChoice | None = None  # the choice until it is changed
     round: int = 0
@@ -187,7 +187,7 @@ class ChoicePolicy:
         return state.budget.allows(loss, usual)
 
     def _probe_targets(self, kept: DraftShape, estimate: Estimate) -> list[DraftShape]:
-        """The next depth and the next size, about which the kept shape tells nothing, and
+        """The next depth and the next size, of which rounds of the kept shape show nothing, and
         those shapes below them, whose acceptance is known, that have no reliable cost."""
         index = self.steps.index(kept.num_steps)
         same = [one for one in estimate.rates if one.num_steps == kept.num_steps]

@@ -1,4 +1,4 @@
-"""The class that the engine asks before each round, and tells about the round after it."""
+"""The class that chooses before each round, and observes the round after it."""
 
 from __future__ import annotations
 

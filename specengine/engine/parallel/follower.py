@@ -94,7 +94,7 @@ class Follower:
 
     @do.register
     def _(self, message: Do) -> None:
-        """What rank 0 refuses, this rank refuses as well, and rank 0 tells its caller."""
+        """What rank 0 refuses, this rank refuses as well; rank 0 raises the error to its caller."""
         with suppress(ConfigError, ModelLoadError):
             getattr(self.engines[message.engine], message.method)(*message.arguments)
 
@@ -133,7 +133,7 @@ def main() -> None:
         format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s",
         datefmt="%H:%M:%S",
     )
-    # Rank 0 tells of its start; the others would say the same.
+    # Rank 0 logs its start; the others would log the same.
     logging.getLogger("specengine.startup").setLevel(logging.WARNING)
     try:
         follower = Follower(_connect(rank, given), _meet(rank, given))

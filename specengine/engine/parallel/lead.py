@@ -1,4 +1,4 @@
-"""Engines in lock-step: what rank 0's does, it tells the others before it does it."""
+"""Engines in lock-step: rank 0's sends each call to the others before it runs it."""
 
 from __future__ import annotations
 

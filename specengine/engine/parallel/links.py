@@ -1,4 +1,4 @@
-"""The two ends of what rank 0 tells the other ranks."""
+"""The two ends of the link by which rank 0 sends calls to the other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, in MessagePack."""
+"""What rank 0 sends to the other ranks, in MessagePack."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def start_ranks(config: EngineConfig, phases: Phases, meeting: Meeting | None = 
 
     with phases.phase(f"start {size - 1} more ranks"):
         before, threads = torch.get_num_threads(), _threads(device, size)
-        # Ranks meet in a folder that is this user's alone: a TCPStore would listen to everybody.
+        # Ranks meet in a folder that is this user's alone: a TCPStore would accept connections from
+        # anyone.
         folder = tempfile.TemporaryDirectory(prefix="specengine-ranks-")
         store = FileStore(f"{folder.name}/store", size)
         rings = [Ring.create() for _ in range(size - 1)]

@@ -46,7 +46,7 @@ FULL = Effort(num_pairs=8, num_requests=20000)
 
 @dataclass(frozen=True)
 class Proof:
-    """A number that tells lossless rules from others, and how far apart they are."""
+    """A number that distinguishes lossless rules from others, and how far apart they are."""
 
     check: str
     measure: Callable[[TreeVerifier, Shape, Effort], float]

@@ -37,7 +37,7 @@ class Rule(Protocol):
     """A rule that verifies drafts by more than the tokens that the target chose. Where the target's
     tokens are enough, layouts match drafts with them in one kernel, without a Rule.
 
-    What a seed's text is follows from the drafts that such a rule sees: each request must have
+    The text of a seed depends on the drafts that such a rule sees: each request must have
     those that the host would draft for it, and no other node may exist.
     """
 

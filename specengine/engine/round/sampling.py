@@ -1,4 +1,4 @@
-"""What requests ask of sampling, in tables on the device by row of the page table."""
+"""Sampling parameters of requests, in tables on the device by row of the page table."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class SamplingState:
             self._owners[row] = req
 
     def draws(self, rows: RowBatch, batch: ForwardBatch, in_place: bool = True) -> RowDraws:
-        """What the nodes of the verification `batch` ask for. in_place: their edited logits may be
-        written over."""
+        """The sampling parameters of the nodes of the verification `batch`. in_place: their edited
+        logits may be written over."""
         nodes = batch.num_tokens // len(rows.rows_B)
         depths_R = None if batch.tree is None else batch.tree.depths_T
         places = DrawPlaces(rows.rows_B, rows.lens_B, nodes, depths_R)

@@ -13,7 +13,7 @@ from specengine.engine.round.sampling import SamplingFeatures
 
 
 class AgreedRounds:
-    """A core.sharing.SharedRounds. What requests ask of sampling is each rank's own and has no
+    """A core.sharing.SharedRounds. Sampling is each rank's own and has no
     collective, so that ranks replay graphs of different features side by side. A graph that one
     rank lacks is captured by all: then all have the same."""
 

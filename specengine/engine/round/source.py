@@ -1,4 +1,4 @@
-"""What rounds on the device ask of the source of their drafts."""
+"""The interface of the source of drafts of rounds on the device."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class StaleRows:
         self._rows.update(rows)
 
     def forget(self, rows: list[int]) -> bool:
-        """The drafter reads them anew. Gives whether any was among these."""
+        """The drafter reads them anew. Returns whether any of them was stale."""
         found = self._rows.intersection(rows)
         self._rows -= found
         return bool(found)

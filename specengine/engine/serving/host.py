@@ -49,7 +49,7 @@ READING = frozenset({"stats", "is_sleeping"})  # operations that never change an
 
 @dataclass(eq=False)
 class FrontEnd:
-    """One of those who ask, and what it waits for, by the stream of the first choice."""
+    """A caller, and what it waits for, by the stream of the first choice."""
 
     outbox: Outbox
     requests: dict[int, Open] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class EngineHost:
         self._wake()
 
     def connect(self, key: Hashable, send: Send) -> None:
-        """A front end that may ask from now on."""
+        """Add a front end, which may send requests from now on."""
         self._fronts[key] = FrontEnd(Outbox(send, self._interval))
 
     def disconnect(self, key: Hashable) -> None:
@@ -162,7 +162,7 @@ class EngineHost:
         return left or None
 
     def close(self) -> None:
-        """Nothing is asked afterwards."""
+        """No call may follow."""
         if self._grammars is not None:
             self._grammars.close()
         self._engine.close()

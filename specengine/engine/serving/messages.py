@@ -1,4 +1,4 @@
-"""What passes between an engine and those who ask it. Between processes it travels as MessagePack,
+"""The messages between an engine and its callers. Between processes they travel as MessagePack,
 never as pickle; in one process the objects themselves are handed over."""
 
 from __future__ import annotations

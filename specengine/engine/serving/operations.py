@@ -1,4 +1,4 @@
-"""What an operator asks of an engine that serves."""
+"""The operator's calls of an engine that serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The side of those who ask: the open requests of one event loop, and what came for them."""
+"""The callers' side: the open requests of one event loop, and what came for them."""
 
 from __future__ import annotations
 
