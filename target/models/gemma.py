@@ -31,7 +31,7 @@ _GGUF_TENSORS = {
 
 
 def _gguf_scalar(file: GgufFile, layers_of_27b: int) -> int:
-    """query_pre_attn_scalar, which files do not tell: of the 27B models alone not the head."""
+    """query_pre_attn_scalar, which files do not state: of the 27B models alone not the head."""
     if num_layers(file) != layers_of_27b:
         return head_dim(file)
     hidden: int = file.require("{arch}.embedding_length")

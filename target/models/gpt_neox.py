@@ -25,7 +25,7 @@ class GPTNeoXForCausalLM(LlamaForCausalLM):
     """Attention and feed-forward side by side, each behind a LayerNorm of its own; a feed-forward
     without gate, biases everywhere, part of a head rotated, as many KV heads as heads."""
 
-    # A file tells no activation. GPT-NeoX 20B alone has an approximate one.
+    # A file states no activation. GPT-NeoX 20B alone has an approximate one.
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
         ("gptneox",),
         "gpt_neox",

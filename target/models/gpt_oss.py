@@ -35,7 +35,7 @@ _BLOCKS, _SCALES = (
 
 
 def _gguf_fields(file: GgufFile) -> dict[str, Any]:
-    """Files do not tell what all published models have: bounds of YaRN's ramp that are not whole,
+    """Files do not state what all published models have: bounds of YaRN's ramp that are not whole,
     biases, and the limit of the experts' activation."""
     return {
         "layer_types": layer_types(file, period=2),

@@ -13,7 +13,7 @@ _TYPES = ("full_attention", "sliding_attention")
 
 
 def layer_types(config: Any, known: Sequence[str] = _TYPES) -> list[str]:
-    """One a layer; a configuration that tells none has full attention in all. known: those of the
+    """One a layer; a configuration that states none has full attention in all. known: those of the
     family. Raises ModelLoadError for another."""
     told = getattr(config, "layer_types", None)
     types = list(told or ["full_attention"] * config.num_hidden_layers)

@@ -25,7 +25,7 @@ _KINDS = ("full_attention", "chunked_attention")
 
 
 def _gguf_fields(file: GgufFile) -> dict[str, Any]:
-    """The file tells which layers have experts. A window of 0 tells that all layers rotate and see
+    """The file states which layers have experts. A window of 0 means that all layers rotate and see
     all of the text. The other numbers are those of the published models: every fourth layer does
     not rotate, and Maverick's heads are not normalised."""
     count, step = num_layers(file), file.require("{arch}.interleave_moe_layer_step")

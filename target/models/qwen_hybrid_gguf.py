@@ -74,7 +74,7 @@ def _layer_types(file: GgufFile) -> list[str]:
         recurrent = [bool((layer + 1) % period) for layer in range(count)]
     if len(recurrent) != count:
         raise ModelLoadError(
-            f"{file.path}: recurrent_layers tells {len(recurrent)} layers, the model has {count}"
+            f"{file.path}: recurrent_layers is of {len(recurrent)} layers, the model has {count}"
         )
     return ["linear_attention" if one else "full_attention" for one in recurrent]
 

@@ -27,7 +27,7 @@ _GGUF_METADATA = {
 
 
 def _gguf_fields(file: GgufFile) -> dict[str, Any]:
-    """Of layers that all have experts, as the published ones; older files tell no sizes."""
+    """Of layers that all have experts, as the published ones; older files state no sizes."""
     sizes = {"moe_intermediate_size": file.shape("blk.0.ffn_up_exps.weight")[1]}
     return {"decoder_sparse_step": 1, "mlp_only_layers": [], **sizes}
 

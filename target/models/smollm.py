@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _gguf_fields(file: GgufFile) -> dict[str, Any]:
-    """Files do not tell which layers rotate: all but every fourth, as in the published models."""
+    """Files do not state which layers rotate: all but every fourth, as in the published models."""
     return {
         "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(num_layers(file))],
         "use_sliding_window": False,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _gguf_fields(file: GgufFile) -> dict[str, Any]:
-    """Files do not tell the window, which is 4,096 tokens in all published models."""
+    """Files do not state the window, which is 4,096 tokens in all published models."""
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "sliding_window": window(file) or 4096,
