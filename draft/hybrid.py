@@ -22,9 +22,9 @@ from specengine.draft.suffix.drafter import SuffixDrafter
 class HybridDrafter(Drafter):
     """Suffixes predict copied text better, at no cost; everything else is left to `inner`.
 
-    Each request goes its own way: one whose text ends in at least suffix.min_match tokens that were
-    seen before drafts what followed them. Where all do, `inner` is not asked to draft. It observes
-    every round all the same, so it must take up what was accepted whatever its source.
+    Each request is treated by itself: one whose text ends in at least suffix.min_match tokens that
+    were seen before drafts what followed them. Where all do, `inner` does not draft. It observes
+    every round all the same, so it must read what was accepted whatever its source.
     """
 
     def __init__(self, inner: Drafter, suffix: SuffixDrafter) -> None:

@@ -1,4 +1,4 @@
-"""A decoder layer of EAGLE's drafts, and what tells one checkpoint's form from another's."""
+"""A decoder layer of EAGLE's drafts, and the options by which checkpoints differ."""
 
 from __future__ import annotations
 

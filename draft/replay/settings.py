@@ -1,4 +1,4 @@
-"""What is asked of a trace, and whether it can answer."""
+"""The settings to replay a trace with, and whether the trace allows them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Recorded:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Verifiers that the trace can tell of. Drafts that were sampled can be matched as well;
-        those that were not carry no distribution for the other rules to weigh."""
+        """Verifiers that the trace can be replayed with. Drafts that were sampled can be matched as
+        well; those that were not carry no distribution for the other rules to weigh."""
         if not self.is_sampled:
             return ("match",)
         return ("match", "sibling") if self.setting.topk > 1 else ("match", *_CHAIN_RULES)

@@ -144,7 +144,8 @@ class StandaloneWorker(TreeDraftWorker):
         return torch.stack([self.previous[rows.rows_B], rows.roots_B], dim=1)
 
     def _start(self, req: Req) -> int:
-        """The first token to run. Rounds on the device tell the host nothing, but leave two."""
+        """The first token to run. Rounds on the device report nothing to the host, but leave
+        two."""
         known = self._known.get(req)
         if known is not None and known != req.kv_len:
             return req.kv_len - 1
