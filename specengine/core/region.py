@@ -14,8 +14,9 @@ class Region(ABC):
     """Tensors whose memory is given back to the machine, and comes back at the same addresses: what
     points there, such as a captured graph, is valid again then. In between nothing may touch them.
 
-    find: gives all tensors of the region; set before `release` by the one who calls it, and asked
-    where the platform cannot know by itself what was allocated in it. users: who may call it.
+    find: gives all tensors of the region; set before `release` by its caller, and called
+    where the platform cannot know by itself what was allocated in it. users: the Sleepers that may
+    release it.
     """
 
     find: Callable[[], Iterator[Tensor]] = staticmethod(lambda: iter(()))
