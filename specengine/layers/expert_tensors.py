@@ -59,7 +59,7 @@ class ExpertTensors:
     [E, 2 I, H] and [E, H, I]. swapped: the last two dimensions are the other way round.
     interleaved: rows of gate and up take turns, else gate comes before up. leaf: of an expert's
     own tensor; None is "weight", or "bias" of a tensor of two dimensions. inputs: H, where the
-    shapes tell whether dimensions are swapped; where they do not, they are."""
+    shapes show whether dimensions are swapped; where they do not, they are."""
 
     gate_up: str
     down: str

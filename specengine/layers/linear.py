@@ -240,7 +240,7 @@ class RowParallelLinear(Linear):
         self.part = part
         self._zeros: Tensor | None = None  # [few_row.MAX_ROWS, out_features]
 
-    # What this rank adds to the sum, for who makes one sum of several.
+    # What this rank adds to the sum, for callers that make one sum of several.
     own_part = Linear.forward
 
     def forward(self, x: Tensor) -> Tensor:

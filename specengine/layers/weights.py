@@ -199,7 +199,7 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
 
 def module_places(module: nn.Module, kind: str, parameter: Tensor) -> Sequence[Place]:
     """Places in one parameter of a module, by the checkpoint's tensors that fill it: one, or one a
-    merged layer. A module that ranks share tells by `cuts` what this one has of each."""
+    merged layer. A module that ranks share declares in `cuts` what this rank has of each."""
     if kind == "weight" and isinstance(module, Linear) and module.incoming is not None:
         return module.incoming
     if isinstance(module, Experts):
