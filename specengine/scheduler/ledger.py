@@ -30,8 +30,8 @@ class KVLedger:
         cache: RadixCache,
         snapshots: StateSnapshots | None = None,
     ) -> None:
-        """snapshots: where a token's KV does not tell all of the text before it. A prefix is then
-        gone on from where there is a snapshot."""
+        """snapshots: where a token's KV does not hold all of the text before it. A prefix is then
+        continued only from a snapshot."""
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
