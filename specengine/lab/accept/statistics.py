@@ -149,8 +149,8 @@ def positions(sample: Sample, known: Array | None) -> tuple[Position, ...]:
 
 
 def is_missed(table: RoundTable, known: Array | None) -> Array:
-    """bool [n], rounds whose last tried position fell because the target's token there, the bonus,
-    is not in the draft's vocabulary."""
+    """bool [n], rounds whose last tried position was rejected because the target's token there, the
+    bonus, is not in the draft's vocabulary."""
     fell = table.tried > table.stood
     if known is None:
         return np.zeros(len(table), dtype=bool)
