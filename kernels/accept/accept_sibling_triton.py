@@ -1,7 +1,7 @@
 """Recursive rejection in Triton: a program a request goes down its tree.
 
-The vocabulary is passed over once for each child that falls, in blocks. What is left of the target
-is not kept: it is worked out again from the rows of the siblings that fell before.
+The vocabulary is passed over once for each rejected child, in blocks. What is left of the target
+is not kept: it is worked out again from the rows of the siblings rejected before.
 """
 
 # A jit body only looks like typed Python.

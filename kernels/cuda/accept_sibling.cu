@@ -2,7 +2,7 @@
 //
 // Compile-time: those of row_cluster.cuh, HAS_NUMBERS, LANE (of coins), ACCEPT, RESIDUAL, SAMPLE (streams).
 //
-// A cluster a request goes down its tree. What is left of the target stays in registers: a child that falls
+// A cluster a request goes down its tree. What is left of the target stays in registers: a rejected child
 // costs one row of the draft, and two meetings. All threads decide everything alike.
 
 #include "row_cluster.cuh"
