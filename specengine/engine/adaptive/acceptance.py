@@ -166,8 +166,7 @@ class Acceptance:
         self.has_ranks = False  # whether a round ever had them
         self.smallest = PositionShares(depth, _PRIOR)
         self.rescues = [PositionShares(depth, _PRIOR_RESCUE) for _ in self.sizes]
-        # Drafts from which on a size differs from the one before: a shallow tree may be whole with
-        # fewer.
+        # Drafts from which on a size differs from the one before. Shallow trees may have fewer.
         self._least_drafted = [*(size - 1 for size in self.sizes[1:]), *self.sizes[-1:]]
         self._drafting = RunningShare(1.0)
 
