@@ -12,7 +12,6 @@ import torch
 from specengine.core.errors import ConfigError
 from specengine.core.platform import Graph, KernelSpan, Platform
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.grammar_round import GrammarRound
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.graph_cache import GraphCache
 from specengine.runner.model_runner import ModelRunner
@@ -71,12 +70,12 @@ def captured_graphs(
         caches.append(runner.decode_graphs.cache)
     if isinstance(runner.prefill_graphs, PrefillGraphs):
         caches.append(runner.prefill_graphs.cache)
-    if rounds is not None:
-        caches.append(rounds.cache)
     for cache in caches:
         for key, captured in cache.captured.items():
-            if not isinstance(captured.graph, GrammarRound):
-                yield cache.kind, key, captured.graph
+            yield cache.kind, key, captured.graph
+    if rounds is not None:
+        for round_key, graph in rounds.whole_graphs().items():
+            yield rounds.cache.kind, round_key, graph
 
 
 def kernel_rows(graph: Graph, platform: Platform) -> list[KernelRow]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from specengine import SpecConfig
+from specengine import GrammarSpec, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.platform import KernelSpan
 from specengine.core.platforms.cpu import CpuPlatform
-from specengine.engine.graph_profile import KernelRow, kernel_rows, table_of
+from specengine.engine.graph_profile import KernelRow, captured_graphs, kernel_rows, table_of
+from tests.support.device_rounds import make_on_device
 from tests.support.fake_platform import use_fake_platform
 from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, make
 
@@ -55,6 +57,18 @@ def test_profile_has_a_table_for_each_graph(
     assert {title.split()[1] for title in titles} == {"decode", "prefill", "round"}
     assert file.read_text().count("| replay | 1 | 2.0 |") == len(titles)
     assert [one.token_ids for one in llm.generate(PROMPTS, GREEDY)] == expected
+
+
+@ON_CPU
+def test_profile_leaves_out_rounds_that_wait_for_token_masks(target: Path) -> None:
+    llm, rounds = make_on_device("cpu", target, None)
+    grammar = GrammarSpec.regex("[a-f]{3}")
+    for params in (GREEDY, replace(GREEDY, grammar=grammar)):
+        llm.generate(PROMPTS[:1], params)
+    masked = {key for key in rounds.captured if key.sampling.masks}
+    assert 0 < len(masked) < len(rounds.captured)
+    found = {key for _, key, _ in captured_graphs(llm.engine.parts.worker.runner, rounds)}
+    assert found == rounds.captured.keys() - masked
 
 
 @ON_CPU

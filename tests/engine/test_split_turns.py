@@ -69,7 +69,7 @@ class Watch:
         self.order.append("layers")
         return self.layers(*given)
 
-    def run_round(self, graph: Captured[None]) -> None:
+    def run_round(self, graph: Captured[object]) -> None:
         stream = self.fake.current_stream()
         assert stream is self.first
         if self.order and self.order[-1] == "layers":

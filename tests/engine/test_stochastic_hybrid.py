@@ -12,7 +12,6 @@ import torch
 from specengine import LLM, SpecConfig, SpecControl
 from specengine.engine.launched import Launched
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.layouts import Chain
 from specengine.kernels.accept import (
     accept_block,
     accept_chain,
@@ -277,14 +276,13 @@ def test_host_sends_counts_of_drafts_only_to_rounds_with_lookup(
     spec = spec_of(folders["EAGLE3"][1], "block", CHAIN, min_match)
     host, llm, rounds, sources = pair_of(folders, "EAGLE3", spec, monkeypatch)
     layout, pipeline = rounds.round.layout, llm.engine.pipeline
-    assert isinstance(layout, Chain)
     assert pipeline is not None
     sent, early = list[list[int]](), list[Launched]()
     send, follow = layout.send_counts, pipeline._follow
 
-    def watched_send(counts_B: Any, counts: list[int]) -> None:
-        sent.append(counts)
-        send(counts_B, counts)
+    def watched_send(num_drafted: list[int]) -> None:
+        sent.append(num_drafted)
+        send(num_drafted)
 
     def watched_follow(before: Launched) -> Launched | None:
         following = follow(before)

@@ -60,8 +60,9 @@ class RoundExecutor:
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
-        # Rounds keep their buffers themselves.
-        self.cache = GraphCache[RoundKey, None]("round", self.runner.graph_memory, self._guard_of)
+        # Rounds keep their buffers themselves: with a graph is only the rest of its round, if any.
+        memory, guard_of = self.runner.graph_memory, self._guard_of
+        self.cache = GraphCache[RoundKey, GrammarRound | None]("round", memory, guard_of)
         self.counters, self.captured = self.cache.counters, self.cache.captured
         # Replaced to run rounds without graphs (tests/support/device_rounds.py).
         self.record, self.new_event = self.cache.record_parts, self.runner.platform.new_event
@@ -120,30 +121,36 @@ class RoundExecutor:
         self.rows.zero_()
         self._rows = []
 
-    def _guard_of(self, _: None) -> GraphGuard | None:
+    def _guard_of(self, _: GrammarRound | None) -> GraphGuard | None:
         if self.guard is None:
             self.guard = self.runner.guard_of(rounds=self)
         return self.guard
 
-    def _make(self, key: RoundKey) -> tuple[Graph, None]:
+    def _make(self, key: RoundKey) -> tuple[Graph, GrammarRound | None]:
         """Runs rounds of no request: none may be in flight."""
         self.clear_rows()
         self.round.prepare(key.sampling)
         try:
             with self.lanes.capturing(key):
-                return self._prepare(self.bind(key)), None
+                return self._prepare(self.bind(key))
         finally:
             self.state.turn.fill_(self._turn)  # the run before the capture has taken one
 
-    def _prepare(self, bound: BoundRound) -> Graph:
+    def _prepare(self, bound: BoundRound) -> tuple[Graph, GrammarRound | None]:
+        """The graph, and what finishes its round, where that waits for token masks."""
         if not bound.key.sampling.masks:
-            return self.record([bound.run])[0]
+            return self.record([bound.run])[0], None
         graphs = self.record([bound.draft, bound.verify, bound.accept])
-        return GrammarRound(bound, graphs, self.new_event())
+        constrained = GrammarRound(bound, graphs, self.new_event())
+        return constrained, constrained
 
-    def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[None]:
+    def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[GrammarRound | None]:
         """level: of what the log says of a capture, before which no round may be in flight."""
         return self.cache.get(key, self._make, level)
+
+    def whole_graphs(self) -> dict[RoundKey, Graph]:
+        """Those whose rounds do not wait for token masks amid them."""
+        return {key: one.graph for key, one in self.captured.items() if one.buffers is None}
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         """Whether a batch may run on the device. Counts the reason why not."""
@@ -257,9 +264,9 @@ class RoundExecutor:
 
     def send_masks(self, in_flight: InFlightRound) -> None:
         """Where grammars constrain a request of a round: token masks, and the rest of the round."""
-        graph = self.cache.captured[in_flight.key].graph
-        if isinstance(graph, GrammarRound):
-            in_flight.kept_depths.update(graph.finish(in_flight.reqs))
+        constrained = self.captured[in_flight.key].buffers
+        if constrained is not None:
+            in_flight.kept_depths.update(constrained.finish(in_flight.reqs))
             self._end(in_flight)
 
     def _end(self, in_flight: InFlightRound) -> None:

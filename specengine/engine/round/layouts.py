@@ -59,8 +59,9 @@ class Room:
 
 
 class Layout(ABC):
-    """`host_trees` and `send_kept` run on the host, between the graphs of a round. All others run
-    inside captures: they may not wait for the device, nor branch on values that lie there."""
+    """`send_counts` runs on the host before a round, `host_trees` and `send_kept` between its
+    graphs. All others run inside captures: they may not wait for the device, nor branch on values
+    that lie there."""
 
     @abstractmethod
     def verify_batch(self, runner: ModelRunner, drafts: Drafts) -> ForwardBatch: ...
@@ -84,6 +85,11 @@ class Layout(ABC):
     def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
         """Move the KV of the accepted path to where a chain would have written it, where
         it is not there."""
+        return
+
+    def send_counts(self, num_drafted: list[int]) -> None:
+        """To the device, how many drafts the host has made for each request; nothing, where the
+        drafts say it themselves."""
         return
 
     @abstractmethod
@@ -172,10 +178,13 @@ class Chain(Layout):
         return [HostTree([r.last_token, *run], above) for r, run in zip(reqs, drafts, strict=True)]
 
     def send_kept(self, reqs: list[Req], trees: list[HostTree], kept_BN: Flags) -> KeptDepths:
-        self.send_counts(self.num_allowed, (kept_BN.sum(1) - 1).tolist())
+        self._send(self.num_allowed, (kept_BN.sum(1) - 1).tolist())
         return kept_depths(reqs, trees, kept_BN)
 
-    def send_counts(self, counts_B: Tensor, counts: list[int]) -> None:
+    def send_counts(self, num_drafted: list[int]) -> None:
+        self._send(self.num_drafted, num_drafted)
+
+    def _send(self, counts_B: Tensor, counts: list[int]) -> None:
         moved = pinned(torch.tensor(counts), counts_B.device)
         counts_B[: len(counts)].copy_(moved, non_blocking=True)
 

@@ -249,9 +249,8 @@ class Round:
 
     def send_counts(self, num_drafted: list[int], key: RoundKey) -> None:
         """Send how many drafts the host has made to a stochastic rule."""
-        layout, is_judged = self.layout, self.rule_of(key) is not None
-        if is_judged and isinstance(layout, Chain) and self.source.counts_are_sent(key):
-            layout.send_counts(layout.num_drafted, num_drafted)
+        if self.rule_of(key) is not None and self.source.counts_are_sent(key):
+            self.layout.send_counts(num_drafted)
 
     def send_masks(self, reqs: list[Req], trees: list[HostTree], key: RoundKey) -> KeptDepths:
         """Token masks to the device, and which drafts a rule may see. trees: what was drafted."""
