@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -120,6 +121,13 @@ class Experts(Module):
         assert self.down is not None
         biases = self.gate_up_bias, self.down_bias
         return ExpertWeights(self.gate_up, self.down, *biases, self.activation, self.weighs_input)
+
+    @property
+    def own_weights(self) -> int:
+        """As Module has it. What is packed is no parameter."""
+        if self.packed is None:
+            return super().own_weights
+        return sum(math.prod(one.shape) for one in (self.packed.gate_up, self.packed.down))
 
     @property
     def weights_each(self) -> list[Tensor | LinearKernel | OneExpert]:

@@ -122,6 +122,11 @@ class Linear(Numbered):
         return self.kernel is None
 
     @property
+    def own_weights(self) -> int:
+        """As Module has it. What kernels keep is no parameter."""
+        return super().own_weights if self.is_plain else self.in_features * self.out_features
+
+    @property
     def part_sizes(self) -> list[int]:
         """Outputs of each layer that a checkpoint keeps apart."""
         return [self.out_features]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ class Module(nn.Module):
 
     A submodule is replaced by assignment alone.
     """
+
+    @property
+    def own_weights(self) -> int:
+        """Elements of the module's own matrices, in whatever form they are kept; those of its
+        submodules not counted."""
+        tensors = chain(self.parameters(recurse=False), self.buffers(recurse=False))
+        return sum(one.numel() for one in tensors if one.dim() > 1)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

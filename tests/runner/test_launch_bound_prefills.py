@@ -36,7 +36,7 @@ class Layered(nn.Module):
         self.embed = VocabEmbedding(100, size)
         self.head = LMHead(size, 40)
         self.rotary = RotaryEmbedding.from_config(LlamaConfig(hidden_size=8, num_attention_heads=1))
-        self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Linear(size, 2 * size) for _ in range(num_layers))
 
 
 def test_weights_per_layer_leave_out_the_vocabulary() -> None:
@@ -117,7 +117,8 @@ def test_chunks_have_graphs_with_little_padding_as_far_as_they_gain(
 )
 def test_prompts_above_2048_tokens_may_have_half_of_the_work(weights: int, tokens: int) -> None:
     model = Layered(1, 1)
-    model.layers = nn.ModuleList([nn.Linear(1, weights, False, device="meta")])
+    with torch.device("meta"):
+        model.layers = nn.ModuleList([Linear(1, weights)])
     assert widest(model) == tokens
 
 
@@ -154,7 +155,7 @@ def test_row_is_multiplied_with_chosen_experts_and_the_shared_one(
     model, sparse = Layered(8, 1), mixture(6, num_chosen, shared)
     if is_packed:
         pack(sparse.experts)
-    model.layers = nn.ModuleList([nn.Linear(64, 96), sparse])
+    model.layers = nn.ModuleList([Linear(64, 96), sparse])
     beside = 64 * 96 + 6 * 64 + 3 * 64 * shared
     assert weights_per_layer(model) == beside + 6 * one  # type: ignore[arg-type]
     assert work_per_row(model) == beside + 2 * num_chosen * one  # type: ignore[arg-type]

@@ -3,10 +3,8 @@ into several, each of which fits a graph."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from torch import nn
 
@@ -15,7 +13,8 @@ from specengine.core.model import DecoderModel
 from specengine.core.parallel import Communicator, NoLink
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.experts import Experts
-from specengine.layers.linear import Linear, LMHead
+from specengine.layers.linear import LMHead
+from specengine.layers.module import Module
 from specengine.layers.rotary import RotaryEmbedding
 
 # Weights of a layer up to which 2,048 tokens take the device less time (0.25 ms) than a layer's
@@ -67,36 +66,27 @@ def _most_weights(model: DecoderModel, ranks: Communicator) -> int:
 def weights_per_layer(model: DecoderModel) -> float:
     """Elements of a layer's matrices, whatever they are kept as; embedding, head and rotary tables
     not counted."""
-    return sum(map(_elements, _own_modules(model))) / model.num_layers
+    return sum(one.own_weights for one in _own_modules(model)) / model.num_layers
 
 
 def work_per_row(model: DecoderModel) -> float:
     """The same of those that one row is multiplied with: of a mixture's experts the chosen ones,
     each element of which counts _WORK_OF_EXPERTS times."""
     modules = _own_modules(model)
-    return sum(_elements(one) * _share_of_row(one) for one in modules) / model.num_layers
+    return sum(one.own_weights * _share_of_row(one) for one in modules) / model.num_layers
 
 
-def _share_of_row(module: nn.Module) -> float:
+def _share_of_row(module: Module) -> float:
     if isinstance(module, Experts):
         return _WORK_OF_EXPERTS * module.num_chosen / module.count
     return 1.0
 
 
-def _own_modules(model: DecoderModel) -> Iterator[nn.Module]:
+def _own_modules(model: DecoderModel) -> Iterator[Module]:
     assert isinstance(model, nn.Module)
     others = VocabEmbedding | LMHead | RotaryEmbedding
-    return (one for one in model.modules() if not isinstance(one, others))
-
-
-def _elements(module: nn.Module) -> int:
-    """Of its own matrices. Quantised ones are no parameters."""
-    if isinstance(module, Linear) and module.kernel is not None:
-        return module.in_features * module.out_features
-    if isinstance(module, Experts) and module.packed is not None:
-        return sum(math.prod(one.shape) for one in (module.packed.gate_up, module.packed.down))
-    tensors = chain(module.parameters(recurse=False), module.buffers(recurse=False))
-    return sum(one.numel() for one in tensors if one.dim() > 1)
+    modules = (one for one in model.modules() if isinstance(one, Module))
+    return (one for one in modules if not isinstance(one, others))
 
 
 def split(batch: ModelWorkerBatch, tokens: int, requests: int) -> list[ModelWorkerBatch]:
