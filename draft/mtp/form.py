@@ -52,7 +52,6 @@ class MtpForm:
     embed_tokens: str | None  # may be absent: the target's
     lm_head: str | None  # may be absent: the target's
     hidden_first: bool = False  # the projection reads [hidden, embedding]
-    architectures: tuple[str, ...] = ()  # of targets whose random weights have layers of this form
 
     @property
     def anchor(self) -> str:
@@ -133,7 +132,6 @@ MIMO: Final = MtpForm(
     embed_tokens=None,
     lm_head=None,
     hidden_first=True,
-    architectures=("MiMoForCausalLM",),
 )
 ERNIE: Final = MtpForm(
     name="ERNIE 4.5",
@@ -145,6 +143,10 @@ ERNIE: Final = MtpForm(
     final_norm=None,
     embed_tokens=None,
     lm_head=None,
-    architectures=("Ernie4_5_MoeForCausalLM",),
 )
 FORMS: Final = (DEEPSEEK, QWEN3_NEXT, MIMO, ERNIE)
+
+
+def form_named(name: str) -> MtpForm:
+    """name: what a target's family states as its mtp_form."""
+    return next(form for form in FORMS if form.name == name)

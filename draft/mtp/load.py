@@ -10,7 +10,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import DraftTarget, LoadedDraft, draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
-from specengine.draft.mtp.form import DEEPSEEK, FORMS, MtpLayerName
+from specengine.draft.mtp.form import DEEPSEEK, MtpForm, MtpLayerName, form_named
 from specengine.draft.mtp.model import MtpModel
 from specengine.runner.loader.hf_directory import read_quantization
 from specengine.runner.loader.load import load_model
@@ -23,7 +23,11 @@ def load_mtp(target: DraftTarget) -> LoadedDraft:
     it: one, or as many as there are steps. Raises ConfigError or ModelLoadError where they are
     missing or do not fit."""
     source = _source(target)
-    found = _dummy_layers(source) if target.is_dummy else find_layers(*_place(source, target))
+    if target.is_dummy:
+        form = form_named(cast(Any, target.loaded.model).mtp_form)
+        found = _dummy_layers(source.hf_config, form)
+    else:
+        found = find_layers(*_place(source, target))
     names = _one_a_step(found, target.spec)
     models = tuple(_load(source, name, index, target) for index, name in enumerate(names))
     shape = kv_shape_of(models, target.dtype)
@@ -53,12 +57,9 @@ def _place(source: ModelSource, target: DraftTarget) -> tuple[Path, int]:
     return source.directory, target.hidden_size
 
 
-def _dummy_layers(source: ModelSource) -> tuple[MtpLayerName, ...]:
-    """As many as the configuration states, in the form of the family."""
-    config = source.hf_config
+def _dummy_layers(config: Any, form: MtpForm) -> tuple[MtpLayerName, ...]:
+    """As many as the target's configuration states."""
     count = getattr(config, "num_nextn_predict_layers", None) or 1
-    names = set(source.architectures)
-    form = next((one for one in FORMS if names.intersection(one.architectures)), DEEPSEEK)
     first = config.num_hidden_layers if form is DEEPSEEK else 0
     return tuple(MtpLayerName(form, first + index) for index in range(count))
 

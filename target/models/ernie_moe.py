@@ -35,6 +35,7 @@ class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
         },
         fields=lambda file: {"moe_layer_end_index": -1, "use_bias": False},
     )
+    mtp_form = "ERNIE 4.5"
     has_rotary_pairs = True
     tensor_names: ClassVar[dict[str, str]] = {
         "shared_experts": "shared_expert",

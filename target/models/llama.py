@@ -145,6 +145,7 @@ class LlamaForCausalLM(Module):
 
     - tensor_names: parts of tensors' names between dots, as checkpoints have them -> as
       DecoderLayer has them.
+    - mtp_form: which of draft.mtp.form.FORMS MTP layers of random weights have, by its name.
     - has_rotary_pairs: checkpoints keep rotary pairs side by side.
     - small_config: fields that show what the family has, of the small model that tests make of it.
 
@@ -167,6 +168,7 @@ class LlamaForCausalLM(Module):
         owns=lambda file: not window(file) and not file.get("{arch}.expert_count"),
     )
     tensor_names: ClassVar[Mapping[str, str]] = {}
+    mtp_form: ClassVar[str] = "DeepSeek-V3"
     has_rotary_pairs: ClassVar[bool] = False
     extends_config: ClassVar[str | None] = None
     config_defaults: ClassVar[Mapping[str, Any]] = {}

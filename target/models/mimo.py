@@ -10,3 +10,4 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
     --speculative-algorithm MTP drafts with."""
 
     extends_config = "qwen2"
+    mtp_form = "MiMo"

@@ -45,6 +45,7 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):
     gguf: ClassVar[GgufFormat | None] = QWEN3_5
     language_parts: ClassVar[tuple[str, ...]] = ("qwen3_5_text",)
     small_config: ClassVar[dict[str, Any]] = _SMALL_STATE
+    mtp_form = "Qwen3-Next"
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:

@@ -12,9 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.registry import MODEL_FAMILIES
 from specengine.draft.mtp.checkpoint import find_layers
-from specengine.draft.mtp.form import DEEPSEEK, ERNIE, MIMO, MtpForm
+from specengine.draft.mtp.form import DEEPSEEK, ERNIE, MIMO, QWEN3_NEXT, MtpForm
+from specengine.draft.mtp.form import FORMS as EVERY_FORM
 from specengine.draft.mtp.load import load_mtp
+from specengine.target.registry import find_model_class
 from tests.draft.mtp_reading import FORMS, add_mtp
 from tests.draft.test_mtp_model import TARGETS, load_models, load_target
 
@@ -64,7 +67,12 @@ def test_a_separate_directory_may_count_from_zero(
 
 @pytest.mark.parametrize(
     ("family", "form", "ids"),
-    [("llama", DEEPSEEK, [3]), ("mimo", MIMO, [0, 1]), ("ernie4_5_moe", ERNIE, [0])],
+    [
+        ("llama", DEEPSEEK, [3]),
+        ("qwen3next", QWEN3_NEXT, [0]),
+        ("mimo", MIMO, [0, 1]),
+        ("ernie4_5_moe", ERNIE, [0]),
+    ],
 )
 def test_dummy_targets_get_dummy_layers(
     family: str, form: MtpForm, ids: list[int], small_models: dict[str, Path], tmp_path: Path
@@ -74,6 +82,11 @@ def test_dummy_targets_get_dummy_layers(
         folder = add_mtp(small_models["qwen2"], tmp_path, "mimo", layers=2)
     models = load_models(folder, load_format="dummy", num_steps=len(ids))
     assert [(model.name.form, model.name.layer_id) for model in models] == [(form, i) for i in ids]
+
+
+def test_every_family_names_a_form_of_mtp_layers() -> None:
+    named = {find_model_class([name]).mtp_form for name in MODEL_FAMILIES}
+    assert named == {form.name for form in EVERY_FORM}
 
 
 def test_no_layers_names_what_was_looked_for(small_models: dict[str, Path]) -> None:
