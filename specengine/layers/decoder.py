@@ -50,8 +50,12 @@ def products(
     return tuple(one for one in parts if isinstance(one, Linear))
 
 
-def make_attention(spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> ProjectedAttention:
-    """What a layer's description asks for."""
+def make_attention(
+    spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding
+) -> ProjectedAttention | GatedDelta:
+    """What a layer's description asks for. A further kind is one more line here."""
+    if spec.gated_delta is not None:
+        return GatedDelta(spec, layer_id)
     if spec.latent is not None:
         return LatentAttention(spec, spec.latent, layer_id, rotary)
     return SelfAttention(spec, layer_id, rotary)
@@ -61,10 +65,13 @@ class DecoderLayer(Module):
     """Attention, or linear attention, and feed-forward, with norms where the description has them.
     The residual stream is carried beside the layer's output and added inside the next norm.
 
-    Of self_attn and linear_attn a layer has one, which `attention` is.
+    The layer's attention is an attribute under its own module_name, and `attention`. Fused paths
+    read self_attn, the name of every ProjectedAttention.
     input_layernorm and post_attention_layernorm are before attention and before feed-forward,
     attention_out_norm and mlp_out_norm behind them; those that a layer lacks are None.
     """
+
+    self_attn: ProjectedAttention
 
     def __init__(self, spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> None:
         """Raises ModelLoadError for a layer that is described with what nothing computes."""
@@ -73,16 +80,15 @@ class DecoderLayer(Module):
         self.spec = spec
         places = NORM_PLACES[spec.norm_places]
         self.input_layernorm = self._norm(spec.stream_eps, places.before)
-        if spec.gated_delta is None:
-            self.self_attn = make_attention(spec, layer_id, rotary)
-        else:
-            self.linear_attn = GatedDelta(spec, layer_id)
+        attention = make_attention(spec, layer_id, rotary)
+        self._attention_name = attention.module_name
+        setattr(self, self._attention_name, attention)
         self._side_by_side = places.side_by_side
         self.attention_out_norm = self._norm(spec.rms_norm_eps, places.behind)
         self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
         self.mlp = feed_forward(spec)
         self.mlp_out_norm = self._norm(spec.rms_norm_eps, places.behind)
-        self._products = products(self.attention, self.mlp)
+        self._products = products(attention, self.mlp)
         self.num_weights = spec.num_weights()
         self._takes_compiled = COMPILED.takes(spec)
         self._takes_few_rows = FEW_ROWS.takes(spec)
@@ -121,7 +127,7 @@ class DecoderLayer(Module):
     @property
     def leaves_rows_out(self) -> bool:
         """Whether `forward_last` computes what this layer is."""
-        return self.spec.gated_delta is None and not self._side_by_side
+        return self.attention.leaves_rows_out and not self._side_by_side
 
     def forward_last(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
@@ -168,7 +174,8 @@ class DecoderLayer(Module):
 
     @property
     def attention(self) -> ProjectedAttention | GatedDelta:
-        return self.self_attn if self.spec.gated_delta is None else self.linear_attn
+        found: ProjectedAttention | GatedDelta = getattr(self, self._attention_name)
+        return found
 
     @property
     def norms(self) -> PreNorms:

@@ -72,6 +72,9 @@ class GatedDelta(split_ops.Numbered):
     """Projections, the rule over what the state pool keeps, a gated norm, output projection. A rank
     has some of the key heads, and the value heads that read these, with their state."""
 
+    module_name = "linear_attn"  # in its layer, as checkpoints name it
+    leaves_rows_out = False  # it has no `attend_kept`
+
     def __init__(self, spec: LayerSpec, layer_id: int) -> None:
         super().__init__()
         self.waits = False  # as layers.linear.Linear has it: two products read the input

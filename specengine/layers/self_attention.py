@@ -43,6 +43,8 @@ class ProjectedAttention(Module):
     """What fused paths compute the surroundings of: one product of the layer's input, then
     `attend`, then `o_proj`. sizes: of the product's parts."""
 
+    module_name = "self_attn"  # in its layer, as checkpoints name it
+    leaves_rows_out = True  # it has `attend_kept`
     sizes: list[int]
     o_proj: RowParallelLinear
     attn: Attention
