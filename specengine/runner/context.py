@@ -39,6 +39,17 @@ class ForwardContext(Protocol):
         ...
 
 
+def hidden_of(
+    context: ForwardContext, batch: ForwardBatch, rows_T: Tensor, places_T: Tensor
+) -> Tensor:
+    """The model's hidden states, [T, H], or those of batch.kept_rows alone where the model leaves
+    others out. For captures: the slots that the batch writes, those at places_T of rows_T of the
+    page table, int64 [T] each, are found on the device, and its features are left anew."""
+    batch.out_cache_loc.copy_(context.page_table[rows_T, places_T])
+    batch.layer_features.clear()
+    return context.model.forward(batch.input_ids, batch.positions, batch)
+
+
 def joined_features(batch: ForwardBatch) -> Tensor | None:
     """[T, F], the outputs of the batch's feature_layers side by side; None without such layers."""
     return torch.cat(batch.layer_features, dim=-1) if batch.layer_features else None

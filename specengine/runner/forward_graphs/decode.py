@@ -10,7 +10,7 @@ from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.platform import Graph, platform_of
-from specengine.runner.context import ForwardContext, joined_features
+from specengine.runner.context import ForwardContext, hidden_of, joined_features
 from specengine.runner.forward_graphs.keys import at_least, why_no_size
 from specengine.runner.forward_graphs.outputs import FixedForward, first_rows
 from specengine.runner.graph_cache import GraphCache
@@ -59,11 +59,8 @@ class DecodeGraphs:
 
     def _run(self, batch: ForwardBatch) -> LogitsOutput:
         torch.sub(batch.seq_lens, 1, out=batch.positions)
-        table, model = self.context.page_table, self.context.model
-        batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
-        batch.layer_features.clear()
-        hidden = model.forward(batch.input_ids, batch.positions, batch)
-        logits = model.head.logits(hidden)
+        hidden = hidden_of(self.context, batch, batch.req_pool_indices, batch.positions)
+        logits = self.context.model.head.logits(hidden)
         return LogitsOutput(logits, logits.argmax(dim=-1), hidden, joined_features(batch))
 
     def _planned_batch(self, bs: int) -> ForwardBatch:

@@ -23,7 +23,7 @@ from specengine.core.parallel import Communicator, NoLink
 from specengine.core.platform import Graph
 from specengine.core.transfer import pinned
 from specengine.runner import fallbacks
-from specengine.runner.context import ForwardContext, joined_features
+from specengine.runner.context import ForwardContext, hidden_of, joined_features
 from specengine.runner.forward_graphs.inputs import (
     PrefillInputs,
     num_prefill_inputs,
@@ -120,12 +120,11 @@ class PrefillGraphs:
         return graph, FixedForward(batch, output)
 
     def _run(self, batch: ForwardBatch, inputs: PrefillInputs) -> LogitsOutput:
-        rows, model = inputs.rows[inputs.requests_T], self.context.model
-        batch.out_cache_loc.copy_(self.context.page_table[rows, inputs.positions_T])
-        batch.layer_features.clear()
-        hidden = model.forward(batch.input_ids, batch.positions, batch)
+        rows_T = inputs.rows[inputs.requests_T]
+        hidden = hidden_of(self.context, batch, rows_T, inputs.positions_T)
         is_left_out = len(hidden) < batch.num_tokens  # every row but those of logits_rows
-        logits = model.head.logits(hidden if is_left_out else hidden[inputs.logits_rows])
+        rows = hidden if is_left_out else hidden[inputs.logits_rows]
+        logits = self.context.model.head.logits(rows)
         return LogitsOutput(logits, None, hidden, joined_features(batch))
 
     def _planned_batch(self, inputs: PrefillInputs, key: PrefillKey) -> ForwardBatch:

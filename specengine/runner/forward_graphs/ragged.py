@@ -15,7 +15,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.platform import Graph
 from specengine.core.transfer import pinned, sent
 from specengine.core.tree import Tree
-from specengine.runner.context import ForwardContext, joined_features
+from specengine.runner.context import ForwardContext, hidden_of, joined_features
 from specengine.runner.fallbacks import MEMORY_SPENT
 from specengine.runner.forward_graphs.inputs import (
     ForwardInputs,
@@ -201,14 +201,11 @@ class RaggedGraphs:
         return buffer, inputs, batch
 
     def _run(self, key: ForwardKey, inputs: ForwardInputs, batch: ForwardBatch) -> LogitsOutput:
-        model = self.context.model
-        batch.out_cache_loc.copy_(self.context.page_table[inputs.row_T, inputs.place_T])
         if batch.tree is not None:
             torch.add(inputs.base_T, inputs.depth_T, out=batch.positions)
-        batch.layer_features.clear()
-        hidden = model.forward(batch.input_ids, batch.positions, batch)
+        hidden = hidden_of(self.context, batch, inputs.row_T, inputs.place_T)
         rows = hidden[inputs.logits_rows_N] if key.logits == "chosen" else hidden
-        logits = hidden[:0] if key.logits == "none" else model.head.logits(rows)
+        logits = hidden[:0] if key.logits == "none" else self.context.model.head.logits(rows)
         return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))
 
     def _fixed_batch(self, key: ForwardKey, inputs: ForwardInputs) -> ForwardBatch:
