@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,8 @@ def make_rounds(
         raise HostRoundsError(fallbacks.OTHERS_WAIT)
     drafted = drafted_by(drafter, max(sizes), runner.device, chooses)
     rule = make_rule(verifier, drafter)
-    rounds = compose(
+    cuts = chooses and drafted.source.model_is_tree and drafter.lookup is None and not shares
+    return compose(
         runner,
         drafted,
         rule,
@@ -75,10 +77,8 @@ def make_rounds(
         padding=not config.graph.disable_cuda_graph_padding,
         forced_length=config.spec.simulate_accept_length,
         may_pause=chooses and drafts.first_keys and drafter.can_pause and not shares,
+        tree_sizes=smaller_sizes(drafted.steps, drafted.source.num_nodes) if cuts else None,
     )
-    if chooses and drafted.source.model_is_tree and drafter.lookup is None and not shares:
-        rounds.tree_sizes = smaller_sizes(drafted.steps, drafted.source.num_nodes)
-    return rounds
 
 
 def compose(
@@ -89,6 +89,7 @@ def compose(
     padding: bool = True,
     forced_length: float | None = None,
     may_pause: bool = False,
+    tree_sizes: Mapping[int, Sequence[int]] | None = None,
 ) -> RoundExecutor:
     """forced_length: accepted length to force on every round, for measuring speed. Others as to
     RoundExecutor."""
@@ -105,7 +106,7 @@ def compose(
     sampling = SamplingState(num_rows, context, vocab_size, device, judges, judges_greedy)
     commit = Commit(state, context, Simulated.of(forced_length))
     round = Round(runner, commit, source, layout, rule, sampling)
-    return RoundExecutor(round, steps, batch_sizes, padding, may_pause)
+    return RoundExecutor(round, steps, batch_sizes, padding, may_pause, tree_sizes)
 
 
 def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:

@@ -51,23 +51,27 @@ class RoundExecutor:
         batch_sizes: list[int],
         padding: bool = True,
         may_pause: bool = False,
+        tree_sizes: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """steps: numbers of steps that rounds may have. padding: let a larger graph serve a batch.
-        may_pause: there are also plain rounds that the drafter does not observe."""
+        may_pause: there are also plain rounds that the drafter does not observe. tree_sizes: by
+        num_steps, nodes to cut trees to."""
         self.round, self.runner, self.source = round, round.runner, round.source
-        self.lanes = RoundLanes()  # set by split_build, before captures
         self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
-        self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
+        self.tree_sizes = tree_sizes or {}
         # Rounds keep their buffers themselves: with a graph is only the rest of its round, if any.
         memory, guard_of = self.runner.graph_memory, self._guard_of
         self.cache = GraphCache[RoundKey, GrammarRound | None]("round", memory, guard_of)
         self.counters, self.captured = self.cache.counters, self.cache.captured
-        # Replaced to run rounds without graphs (tests/support/device_rounds.py).
+        self.guard: GraphGuard | None = None  # of all graphs, from the first capture
+        # Set before captures, where prompts run beside rounds: split_build.use_lanes gives streams.
+        self.lanes = RoundLanes()
+        # Set after the captures at start, where ranks share experts: sharing.share_rounds.
+        self.agreement: Agreement | None = None
+        # Replaced, to run rounds without graphs, and to time or delay them (tests, benchmarks).
         self.record, self.new_event = self.cache.record_parts, self.runner.platform.new_event
-        self.guard: GraphGuard | None = None  # of all graphs
-        self.agreement: Agreement | None = None  # of ranks that share experts (shared.py)
         self.state, self.sampling = round.commit.state, round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
         self.ints = SharedInts(self.runner.model.vocab_size)
