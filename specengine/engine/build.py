@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -152,18 +153,13 @@ def build_engine(
         check_split(config, loaded, backends.target)
         with evenly(loaded.sharers):
             memory = allocate(config, loaded, draft, backends)
-    pools = MemoryPools(memory.rows, memory.kv, memory.states)
-    graphs = GraphMemory(memory.graph_budget, loaded.ranks, platform_of(loaded.device))
-    runner = ModelRunner(
-        loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
-    )
+    runner = _make_runner(config.graph, loaded, memory, backends.target, draft.feature_layers)
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
     share_experts(loaded.sharers, [runner, *draft_runners], draft.feature_size)
-    _configure([runner, *draft_runners], config.graph)
     if costs is not None:
         costs.facts = engine_facts(config, loaded, draft, backends.names)
-    engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
-    engine.owns_ranks = owns_ranks
+    parts = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
+    engine = _engine_of(replace(parts, owns_ranks=owns_ranks))
     engine.weights = RunningWeights(config, loaded, draft)
     ranks = loaded.link.communicator
     engine.weights.pieces = add_pieces(config.graph, runner, phases, ranks, wants_pieces)
@@ -179,16 +175,30 @@ def build_engine(
     keep_at_the_end(costs, engine)
     engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
-    graphs.log()
+    runner.graph_memory.log()
     logger.info("ready after %.1f s", phases.total)
     return engine
 
 
-def _configure(runners: Sequence[ModelRunner], graph: GraphConfig) -> None:
-    for one in runners:
-        one.guards_graphs = graph.debug_cuda_graph
-        if graph.enable_torch_compile and not graph.disable_cuda_graph:
-            one.compile_max_bs = graph.torch_compile_max_bs
+def _make_runner(
+    graph: GraphConfig,
+    loaded: LoadedModel,
+    memory: Memory,
+    backend: AttentionBackend,
+    feature_layers: tuple[int, ...],
+) -> ModelRunner:
+    """The target's."""
+    compiles = graph.enable_torch_compile and not graph.disable_cuda_graph
+    return ModelRunner(
+        loaded.model,
+        loaded.device,
+        MemoryPools(memory.rows, memory.kv, memory.states),
+        backend,
+        feature_layers,
+        GraphMemory(memory.graph_budget, loaded.ranks, platform_of(loaded.device)),
+        guards_graphs=graph.debug_cuda_graph,
+        compile_max_bs=graph.torch_compile_max_bs if compiles else 0,
+    )
 
 
 def _capture(
@@ -259,7 +269,7 @@ def _assemble(
     draft_runners: Sequence[ModelRunner],
     memory: Memory,
     costs: CostFile | None,
-) -> Engine:
+) -> EngineParts:
     scheduler = _make_scheduler(config, loaded, memory)
     num_rows = memory.rows.req_to_token.shape[0]
     vocab_size, eos_ids = loaded.model.vocab_size, loaded.source.eos_token_ids
@@ -275,27 +285,25 @@ def _assemble(
     by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:
         check_trees(worker.runner.attn_backend, worker.runner.attn_layers)
-    return _engine_of(
-        EngineParts(
-            link=loaded.link,
-            sharers=loaded.sharers,
-            config=config,
-            model_name=(*config.model.served_names, loaded.source.name)[0],
-            tokenizer=loaded.tokenizer,
-            eos_ids=eos_ids,
-            vocab_size=vocab_size,
-            context_length=required(config.model.context_length),
-            worker=worker,
-            scheduler=scheduler,
-            drafter=drafter,
-            verifier=traced_verifier(config.trace, verifier),
-            sample_prefill=partial(sample_prefill, sample=worker.runner.sample),
-            grammars=GrammarCompiler(loaded.tokenizer, vocab_size, eos_ids),
-            fixed_depth=fixed_depth(config, drafter, verifier),
-            adaptive=make_adaptive(config, drafter, verifier, limit, by_hand, loaded.link),
-            pooling=loaded.source.pooling,
-            sampling_defaults=loaded.source.sampling_defaults,
-        )
+    return EngineParts(
+        link=loaded.link,
+        sharers=loaded.sharers,
+        config=config,
+        model_name=(*config.model.served_names, loaded.source.name)[0],
+        tokenizer=loaded.tokenizer,
+        eos_ids=eos_ids,
+        vocab_size=vocab_size,
+        context_length=required(config.model.context_length),
+        worker=worker,
+        scheduler=scheduler,
+        drafter=drafter,
+        verifier=traced_verifier(config.trace, verifier),
+        sample_prefill=partial(sample_prefill, sample=worker.runner.sample),
+        grammars=GrammarCompiler(loaded.tokenizer, vocab_size, eos_ids),
+        fixed_depth=fixed_depth(config, drafter, verifier),
+        adaptive=make_adaptive(config, drafter, verifier, limit, by_hand, loaded.link),
+        pooling=loaded.source.pooling,
+        sampling_defaults=loaded.source.sampling_defaults,
     )
 
 

@@ -52,9 +52,18 @@ def _check_shape(spec: SpecConfig, draft: LoadedDraft, context_length: int) -> N
 def make_draft_runners(
     draft: LoadedDraft, target: ModelRunner, kv: MHATokenToKVPool, backend: AttentionBackend
 ) -> tuple[ModelRunner, ...]:
-    """One a model, on the target's page table and memory of graphs: forwards take turns."""
+    """One a model, on the target's page table and memory of graphs: forwards take turns. Captures
+    are guarded and compiled as the target's."""
     pools = MemoryPools(target.pools.req_to_token_pool, kv)
-    device, memory = target.device, target.graph_memory
     return tuple(
-        ModelRunner(model, device, pools, backend, graph_memory=memory) for model in draft.models
+        ModelRunner(
+            model,
+            target.device,
+            pools,
+            backend,
+            graph_memory=target.graph_memory,
+            guards_graphs=target.guards_graphs,
+            compile_max_bs=target.compile_max_bs,
+        )
+        for model in draft.models
     )

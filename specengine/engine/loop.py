@@ -42,15 +42,14 @@ class Engine:
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
         self.host_round = HostRound(parts.worker, parts.drafter, parts.verifier)
-        # Set by build.build_engine, and what it calls:
-        self.pipeline: RoundPipeline | None = None  # rounds on the device
-        self.no_rounds: NoGraphs | None = None  # or the one reason why there are none
-        self.split: SplitPrefills | None = None
-        self.at_end: Callable[[], object] = lambda: None  # the last thing that `close` does
+        # Set by build.build_engine, or what it calls, in this order, before any request:
         self.weights: RunningWeights | None = None
         self.sleeper = Sleeper()
-        self.owns_ranks = False  # other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}
+        self.split: SplitPrefills | None = None  # split_build.add_split_prefills
+        self.no_rounds: NoGraphs | None = None  # build._capture: why rounds run on the host
+        self.pipeline: RoundPipeline | None = None  # build._capture: rounds on the device
+        self.at_end: Callable[[], object] = lambda: None  # cost_facts.keep_at_the_end
 
         self.keeps_turning = parts.sharers is not None  # it steps without work as well
         self.watch = AcceptanceWatch()

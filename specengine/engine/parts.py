@@ -48,4 +48,5 @@ class EngineParts:
     # Fields of SamplingParams, by name, for requests of a server that leave them out.
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     link: Link = field(default_factory=NoLink)  # to the other ranks
+    owns_ranks: bool = False  # which end with this engine
     sharers: ExpertSharers | None = None  # ranks with requests of their own

@@ -70,9 +70,13 @@ class ModelRunner:
         attn_backend: AttentionBackend,
         feature_layers: tuple[int, ...] = (),
         graph_memory: GraphMemory | None = None,
+        *,
+        guards_graphs: bool = False,
+        compile_max_bs: int = 0,
     ) -> None:
         """feature_layers: ascending; the layers whose outputs a drafter reads. graph_memory: of the
-        engine, whose runners share it."""
+        engine, whose runners share it. guards_graphs: check the inputs of graphs before each
+        replay. compile_max_bs: largest batch size that is captured through torch.compile."""
         self.model = model
         self.device, self.platform = device, platform_of(device)
         if pools.states is None:
@@ -82,20 +86,19 @@ class ModelRunner:
         self.attn_backend = attn_backend
         self.attn_layers = attention_layers(model)
         self.feature_layers = feature_layers
-        self.decode_graphs: DecodeGraphs | None = None  # set by capture_graphs, as are these two
-        self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
-        self.ragged_graphs: RaggedGraphs | None = None  # set by the engine (forward_graphs_build)
-        self.pieces: PiecewiseForwards | None = None  # set by the engine (piecewise_build)
         self.graph_memory = graph_memory or GraphMemory(platform=self.platform)
-        self.guards_graphs = False  # check the inputs of graphs before each replay
-        self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
-        self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that can pause
+        self.guards_graphs, self.compile_max_bs = guards_graphs, compile_max_bs
         self.num_eager = 0  # forwards that no graph served
-        # Something reads hidden states that the head does not. Set by the engine where nothing does
-        self.reads_hidden = True
-        self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
-        self.number = 0
         self.sampler = Sampler()
+        # Set while an engine is built, in this order, where it has the feature:
+        self.sharers: ExpertSharers | None = None  # sharing.share_experts, with its number there
+        self.number = 0
+        self.first_keys: Tensor | None = None  # of its row batches: a drafter that can pause
+        self.reads_hidden = True  # build._engine_of, where only the head does: False
+        self.pieces: PiecewiseForwards | None = None  # piecewise_build.add_pieces
+        self.ragged_graphs: RaggedGraphs | None = None  # forward_graphs_build.add_ragged_graphs
+        self.decode_graphs: DecodeGraphs | None = None  # capture_graphs, as is the next
+        self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
         self.hooks = LayerHooks(model.num_layers)
         self._row_batches = RowBatches(self)
         for one in self.attn_layers[:1]:

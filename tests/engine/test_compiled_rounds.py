@@ -16,7 +16,8 @@ from specengine.layers.decoder import DecoderLayer
 from specengine.runner.loader import load
 from tests.device import DEVICE
 from tests.support.device_rounds import chain_of, run_on_device
-from tests.support.rounds import PROMPTS
+from tests.support.fake_platform import use_fake_platform
+from tests.support.rounds import ON_CPU, PROMPTS
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
 ON_GPU = DEVICE.type == "cuda"
@@ -67,3 +68,18 @@ def test_compiled_layers_change_no_token(
         found.append([*few, *llm.generate(PROMPTS, GREEDY, progress=False)])
         rows.clear()
     assert [one.token_ids for one in found[1]] == [one.token_ids for one in found[0]]
+
+
+@ON_CPU
+def test_draft_models_are_compiled_and_guarded_as_the_target(
+    target: Path, drafters: dict[str, str], rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_fake_platform(monkeypatch)
+    flags: dict[str, Any] = {"enable_torch_compile": True, "torch_compile_max_bs": 1}
+    flags |= {"debug_cuda_graph": True, "cuda_graph_bs": (2,), "max_total_tokens": 2048}
+    spec = chain_of("EAGLE3", drafters)
+    llm = LLM(str(target), spec, device="cpu", dtype="float32", **flags)
+    drafter: Any = llm.engine.drafter
+    for runner in (llm.engine.parts.worker.runner, *drafter.runners):
+        assert (runner.guards_graphs, runner.compile_max_bs) == (True, 1)
+    assert not rows, "the captured batch is larger"

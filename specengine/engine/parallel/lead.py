@@ -157,7 +157,7 @@ class LeadEngine(RankEngine):
     def close(self) -> None:
         super().close()
         self._forget()
-        if self.owns_ranks:
+        if self.parts.owns_ranks:
             self.link.watch.end()
 
     @contextmanager
