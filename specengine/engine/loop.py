@@ -191,7 +191,7 @@ class Engine:
         """Runs a prefill or a round, and gives the choices that gained tokens or have ended; of
         those that do not stream, the ended ones.
 
-        A call either collects and commits the round on the device that is in flight, or schedules
+        A call either collects and commits the round that was launched before, or schedules
         and launches: never both. The pipeline may launch the next round amid the former.
         """
         shared_step(self.parts.sharers, self._advance, lambda: self.has_work)

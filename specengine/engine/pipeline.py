@@ -33,7 +33,7 @@ class RoundPipeline:
         method             when                          drafts              text of the last round
         _follow            before `collect` waits        a model's, or none  not known
         _follow_collected  after that wait               any                 known, not committed
-        launch             no round is in flight         any                 committed
+        launch             no round is launched          any                 committed
 
     Drafts from lookup need that text, so `_follow` leaves their rounds out: where lookup drafts
     alone, it follows a round without drafts by another; where a model drafts too, also
@@ -206,7 +206,7 @@ class RoundPipeline:
         return self._lookup.may_match(reqs, in_flight.key.num_steps + 1)
 
     def _follow(self, before: Launched) -> Launched | None:
-        """The round after one that is in flight, of which nothing is known; None where its drafts
+        """The round after one that was launched, of which nothing is known; None where its drafts
         need the text of that one, or it has no graph."""
         was_plain = before.choice.num_steps == 0
         if not was_plain and self._lookup is not None and not self._beside_model:

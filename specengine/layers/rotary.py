@@ -87,13 +87,17 @@ def rope_kinds(config: Any) -> tuple[str | None, ...]:
 def longest_context(config: Any) -> int:
     """Tokens that requests may be given: max_position_embeddings, and of the types "linear" and
     "dynamic", whose configurations do not say whether that is stretched already, `factor` times as
-    many."""
+    many. Raises ModelLoadError for a factor that is no number."""
     positions = int(config.max_position_embeddings)
     if rope_kinds(config) != (None,):
         return positions
     found = rope_parameters(config)
-    is_stretched = found["rope_type"] in ("linear", "dynamic") and not found.get("alpha")
-    return int(positions * max(found.get("factor") or 1.0, 1.0)) if is_stretched else positions
+    if found["rope_type"] not in ("linear", "dynamic") or found.get("alpha"):
+        return positions
+    factor = found.get("factor") or 1.0
+    if not isinstance(factor, int | float):
+        raise ModelLoadError(f"rope_parameters: factor {factor!r} is no number; correct it")
+    return int(positions * max(factor, 1.0))
 
 
 def rotary_fraction(config: Any) -> float:

@@ -124,7 +124,7 @@ def answer(pair: Pair, what: str, **arguments: Any) -> Any:
         (ModelLoadError("no such model"), RequestError),
         (RequestError("no such thing", "field"), RequestError),
     ],
-    ids=["asleep", "config", "model", "request"],
+    ids=["sleeping", "config", "model", "request"],
 )
 def test_refused_operation_raises_the_error_of_its_kind(error: Any, kind: type[Exception]) -> None:
     pair = Pair()
@@ -149,7 +149,7 @@ def test_question_that_fails_leaves_the_engine_running(caplog: pytest.LogCapture
     ids=lambda one: type(one).__name__,
 )
 def test_change_that_fails_midway_ends_the_engine(error: Exception) -> None:
-    """A round in flight was collected in it, or weights are half in place."""
+    """A launched round was collected in it, or weights are half in place."""
     pair = Pair()
     pair.host._operations["update_weights"] = raising(error)
     with pytest.raises(type(error)):

@@ -190,6 +190,14 @@ def test_longest_context(parameters: dict[str, Any], longest: int) -> None:
     assert longest_context(config) == longest
 
 
+@pytest.mark.parametrize("factor", ["4", [4.0]])
+def test_longest_context_of_a_factor_that_is_no_number(factor: Any) -> None:
+    rope = {"rope_type": "linear", "factor": factor}
+    config = SimpleNamespace(max_position_embeddings=1024, rope_parameters=rope)
+    with pytest.raises(ModelLoadError, match=r"factor .* is no number"):
+        longest_context(config)
+
+
 def test_part_of_a_head_is_rotated() -> None:
     config = _config({"rope_type": "default", "partial_rotary_factor": 0.5})
     expected, _ = Glm4RotaryEmbedding.compute_default_rope_parameters(config)
