@@ -98,7 +98,7 @@ A process of either commit stays, and they run one batch each right after the ot
 first, now that one. The ratio is the median of the pairs' ratios: of CPU time a round on a CPU, or
 a token where K is chosen (below 1 the new commit is faster), of tokens a second on a GPU (above 1
 it is). Rounds a second, new / old: what is left of that where the two commits' texts differ, and
-with them how many of a lookup's drafts stand. Waits a second: of the host for the device,
+with them how many of a lookup's drafts are accepted. Waits a second: of the host for the device,
 with NGRAM one a round of the whole batch.
 """
 

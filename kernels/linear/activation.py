@@ -33,14 +33,15 @@ def act_and_mul(
     CUDA, for silu also C for few rows on a CPU. into: the form to which the rows' reader rounds
     them; where a kernel can, it does so here (rounded.py), the one in CUDA C++ with Triton's bits.
     """
-    width = x.shape[-1] // 2
-    if activation == "silu" and rounded_cuda.takes(x, width, into, backend):
-        return rounded_cuda.silu_and_mul(x)
-    rounds = rounding_of(into, width)
-    if rounds and activation in _TRITON and use_triton(backend, x):
-        from specengine.kernels.linear import activation_triton
+    if into is not None:
+        width = x.shape[-1] // 2
+        if activation == "silu" and rounded_cuda.takes(x, width, into, backend):
+            return rounded_cuda.silu_and_mul(x)
+        rounds = rounding_of(into, width)
+        if rounds and activation in _TRITON and use_triton(backend, x):
+            from specengine.kernels.linear import activation_triton
 
-        return activation_triton.act_and_mul(x, activation, rounds)
+            return activation_triton.act_and_mul(x, activation, rounds)
     out: Tensor = _act_and_mul(x, activation, backend=backend)
     return out
 

@@ -36,13 +36,14 @@ def rms_norm(
     awaited: the kernel behind this one reads the rows, before its own wait nothing but weights,
     and lets nothing start before that wait has ended. Then it may start at once.
     """
-    if x.dim() == 2 and rounded_cuda.takes_norm(x, x, weight, into, backend):
-        return rounded_cuda.rms_norm(x, weight, eps)
-    rounds = _rounds(x, into, backend)
-    if x.dim() == 2 and (rounds or (awaited and use_triton(backend, x))):
-        from specengine.kernels.linear import norm_triton
+    if x.dim() == 2 and (awaited or into is not None):
+        if rounded_cuda.takes_norm(x, x, weight, into, backend):
+            return rounded_cuda.rms_norm(x, weight, eps)
+        rounds = _rounds(x, into, backend)
+        if rounds or (awaited and use_triton(backend, x)):
+            from specengine.kernels.linear import norm_triton
 
-        return norm_triton.rms_norm(x, weight, eps, rounds, awaited)
+            return norm_triton.rms_norm(x, weight, eps, rounds, awaited)
     out: Tensor = _rms_norm(x, weight, eps, backend=backend)
     return out
 
@@ -62,13 +63,14 @@ def fused_add_rms_norm(
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
     CUDA, where both results take one kernel. into, awaited: as of rms_norm, of the first result.
     """
-    if rounded_cuda.takes_norm(x, residual, weight, into, backend):
-        return rounded_cuda.fused_add_rms_norm(x, residual, weight, eps)
-    rounds = _rounds(x, into, backend)
-    if rounds or (awaited and use_triton(backend, x)):
-        from specengine.kernels.linear import norm_triton
+    if awaited or into is not None:
+        if rounded_cuda.takes_norm(x, residual, weight, into, backend):
+            return rounded_cuda.fused_add_rms_norm(x, residual, weight, eps)
+        rounds = _rounds(x, into, backend)
+        if rounds or (awaited and use_triton(backend, x)):
+            from specengine.kernels.linear import norm_triton
 
-        return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds, awaited)
+            return norm_triton.fused_add_rms_norm(x, residual, weight, eps, rounds, awaited)
     normed, total = _fused_add_rms_norm(x, residual, weight, eps, backend=backend)
     return normed, total
 
