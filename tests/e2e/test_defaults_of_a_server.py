@@ -20,7 +20,7 @@ def test_requests_of_a_server(
     option: str, greedy: bool, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(small_models["llama"], tmp_path / "m"))
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0}))
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0, "top_k": 20}))
     flags = ("--api-workers", "2", "--sampling-defaults", option)
     with serving(tmp_path, *flags, model=str(folder)) as served:
         body = {"model": "m", "prompt": PROMPT, "max_tokens": 20, "ignore_eos": True}
@@ -32,6 +32,6 @@ def test_requests_of_a_server(
         best = text(temperature=0)
         assert (text(seed=1) == best, text(seed=2) == best) == (greedy, greedy)
         told = served.get("/model_info").json()["sampling_defaults"]
-        assert told == ({"temperature": 0} if greedy else {})
-        said = "temperature 0 unless a request says other" in (tmp_path / "log").read_text()
+        assert told == ({"temperature": 0, "top_k": 20} if greedy else {})
+        said = "temperature 0, top_k 20 unless a request says other" in (tmp_path / "log").read_text()
         assert said is greedy

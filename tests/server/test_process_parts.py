@@ -156,6 +156,16 @@ def test_engine_is_described_by_its_parts() -> None:
     assert (plain.is_embedding, plain.endpoint, plain.tokenizer, plain.number) == (False, "", "", 0)
 
 
+def test_sampling_defaults_reach_a_front_end_as_the_model_has_them() -> None:
+    """A whole number that became 20.0 on the way would be no top_k."""
+    said: dict[str, Any] = {"top_k": 20, "temperature": 0.6}
+    info = EngineInfo("", "", "m", 9, 9, False, EngineConfig(), sampling_defaults=said)
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(info), type=EngineInfo)
+    values: dict[str, Any] = {**received.sampling_defaults}
+    found = SamplingParams(**values)
+    assert (found.top_k, found.temperature) == (20, 0.6)
+
+
 def test_failure_to_load_keeps_its_class() -> None:
     error = LoadFailed("ConfigError", "no such flag").error()
     assert isinstance(error, ConfigError)

@@ -48,7 +48,7 @@ class EngineInfo(Struct, tag="engine_info"):
     is_embedding: bool
     config: EngineConfig
     number: int = 0  # among the engines of the server
-    sampling_defaults: dict[str, float] = {}
+    sampling_defaults: dict[str, int | float] = {}  # a whole number stays one: top_k
 
     @classmethod
     def of(
