@@ -9,7 +9,10 @@ from specengine.layers.rotary import dynamic_base, rope_parameters
 # Kinds that are the same for every layer and text; others depend on one or the other.
 _KINDS = ("default", "linear", "llama3", "yarn")
 # Of parts of a head, of images, and of what the target is served with.
-_LEFT_OUT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved", "context", "type")
+_LEFT_OUT = (
+    *("partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+    *("context", "made_for", "type"),
+)
 
 
 def draft_rope(target: Any) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def draft_rope(target: Any) -> dict[str, Any]:
     if parameters["rope_type"] not in _KINDS:
         dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
         is_dynamic = parameters["rope_type"] == "dynamic"
-        made_for = {"max_positions": target.max_position_embeddings}
-        base = dynamic_base(dim, made_for | parameters) if is_dynamic else parameters["rope_theta"]
+        positions = {"max_positions": target.max_position_embeddings}
+        base = dynamic_base(dim, positions | parameters) if is_dynamic else parameters["rope_theta"]
         return {"rope_theta": base, "rope_type": "default"}
     return {name: value for name, value in parameters.items() if name not in _LEFT_OUT}

@@ -63,7 +63,8 @@ def config_head_dim(config: Any) -> int:
 def rope_parameters(config: Any, kind: str | None = None) -> RopeParameters:
     """`rope_parameters` of a configuration; or, older, `rope_scaling` and `rope_theta`. kind: the
     layer type whose they are, where types differ; unknown raises ModelLoadError. With them goes
-    `context`: the tokens that requests may have, where the loader set `served_context`."""
+    what the loader set: `context`, the tokens that requests may have (`served_context`), and
+    `made_for`, the positions of the configuration where that context is longer."""
     found = getattr(config, "rope_parameters", None)
     if found is None:
         found = getattr(config, "rope_scaling", None) or {}
@@ -119,7 +120,9 @@ def _stated(config: Any) -> RopeParameters:
     """What is outside the rope parameters and belongs to them."""
     original = getattr(config, "original_max_position_embeddings", None)
     context = getattr(config, "served_context", None)
-    stated = {"original_max_position_embeddings": original, "context": context}
+    made_for = getattr(config, "stretched_from", None)
+    stated = {"context": context, "made_for": made_for}
+    stated["original_max_position_embeddings"] = original
     return {key: value for key, value in stated.items() if value is not None}
 
 
@@ -160,7 +163,8 @@ def dynamic_base(dim: int, p: RopeParameters) -> float:
     base = float(p["rope_theta"])
     if p.get("alpha"):
         return base * float(p["alpha"] ** (dim / (dim - 2)))
-    original = p.get("original_max_position_embeddings") or p["max_positions"]
+    # Not original_max_position_embeddings, which transformers ignores for this type.
+    original = p.get("made_for") or p["max_positions"]
     served = p.get("context") or original
     if served <= original:
         return base
