@@ -22,8 +22,12 @@ MORE_SHARE = 1.5
 
 
 def page_keys(token_ids: Sequence[int], page_size: int) -> Iterator[bytes]:
-    """The key of each whole page; the last token is always computed anew, so it counts as none."""
-    ids = np.asarray(token_ids, dtype=np.int64)
+    """The key of each whole page; the last token is always computed anew, so it counts as none. A
+    prompt with a number beyond 64 bits has no keys: the replica that gets it refuses it by name."""
+    try:
+        ids = np.asarray(token_ids, dtype=np.int64)
+    except OverflowError:
+        return
     key = b""
     for start in range(0, len(ids) - page_size, page_size):
         key = blake2b(key + ids[start : start + page_size].tobytes(), digest_size=16).digest()

@@ -42,6 +42,16 @@ def test_key_of_a_page_depends_on_all_before_it() -> None:
     assert not set(one) & set(other)
 
 
+@pytest.mark.parametrize("beyond", [2**63, -(2**63) - 1, 10**30])
+def test_prompt_with_a_number_beyond_64_bits_reaches_the_replica_that_refuses_it(
+    beyond: int,
+) -> None:
+    router = PrefixRouter(2, PAGE)
+    assert router.choose([*tokens(64), beyond], [0, 1]) == 0
+    router.finish(0)
+    assert router.num_open == [0, 0]
+
+
 def test_prompt_follows_its_longest_known_beginning() -> None:
     router, able = PrefixRouter(3, 1), [0, 1, 2]
     shared = tokens(64)
