@@ -11,6 +11,7 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 
+from specengine.core.errors import RequestError
 from specengine.engine.outgoing import request_id
 from specengine.server.completions import encode_prompts
 from specengine.server.job import check_context
@@ -45,6 +46,8 @@ async def embed(engine: ServedEngine, body: EmbeddingRequest, request: Request) 
     ]
     try:
         vectors = await asyncio.gather(*tasks)
+    except RequestError as error:  # engines call it a prompt
+        raise RequestError(str(error), "input" if error.param == "prompt" else error.param) from None
     finally:  # of an error, or a client that has gone
         for task in tasks:
             task.cancel()

@@ -129,7 +129,7 @@ ROWS = (
     Row("max_completion_tokens", "the same", {"max_completion_tokens": 9}),
     Row("max_output_tokens", "the same", {"max_output_tokens": 9}),
     Row("min_tokens", "no end before so many", {"min_tokens": 20, "stop": ["sleep"]}),
-    Row("temperature", "0 is greedy; default: the model's, or else 1", RANDOM),
+    Row("temperature", "0 is greedy; default: the model's, or else 1; /generate: 1", RANDOM),
     Row("top_p", "nucleus", RANDOM | {"top_p": 0.7}),
     Row("top_k", "the k best alone", RANDOM | {"top_k": 5}),
     Row("min_p", "relative to the best", RANDOM | {"min_p": 0.1}),

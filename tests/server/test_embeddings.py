@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from specengine.core.errors import QueueFullError
+from specengine.core.errors import QueueFullError, RequestError
 from tests.server.test_more_fields import BODIES
 
 PATH = "/v1/embeddings"
@@ -80,3 +80,11 @@ def test_one_text_that_fails_fails_the_request(site: Any, embedder: Any) -> None
 
     embedder.embed = embed
     assert site.refusal(PATH, 503, model="fake", input=["a", "b"])["code"] == "queue_full"
+
+
+def test_token_ids_that_the_engine_refuses_are_the_input(site: Any, embedder: Any) -> None:
+    async def embed(prompt_ids: list[int], rid: str) -> list[float]:
+        raise RequestError("prompt token ids must lie in 0..256", "prompt")
+
+    embedder.embed = embed
+    assert site.refusal(PATH, 400, model="fake", input=[999])["param"] == "input"

@@ -277,6 +277,11 @@ def test_what_is_not_served_is_refused_by_name(
     assert param.rpartition(".")[2].partition("[")[0] in error["message"] or "input" in param
 
 
+def test_limit_that_does_not_fit_has_the_name_of_this_endpoint(site: Any, engine: Any) -> None:
+    error = site.refusal(PATH, 400, model="fake", input="hi", min_tokens=20, max_output_tokens=3)
+    assert "max_output_tokens (3)" in error["message"]
+
+
 def test_store_may_be_false(site: Any, engine: Any) -> None:
     include = ["reasoning.encrypted_content"]
     body = {"model": "fake", "input": "hi", "store": False, "include": include}

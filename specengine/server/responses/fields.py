@@ -20,6 +20,7 @@ LOGPROBS = "message.output_text.logprobs"
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
