@@ -17,8 +17,10 @@ from specengine.server.admin import ADMIN_PATHS, RequireAdmin, add_admin
 from specengine.server.body import BodyReader, LimitedRoute
 from specengine.server.bounds import check_rendered
 from specengine.server.chat import chat_job
+from specengine.server.chat_plan import template_turns
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.dashboard.routes import add_dashboard
+from specengine.server.dialect import dialect_of
 from specengine.server.embeddings import EmbeddingRequest, embed
 from specengine.server.errors import ApiError, install_error_handlers, json_response
 from specengine.server.generation import ChoicesAnswer, Run, respond
@@ -176,8 +178,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     def tokenize(body: TokenizeRequest) -> Response:
         engine = service.require(body.model)
         if body.messages is not None:
-            turns = [message.for_template() for message in body.messages]
-            text = chat_text(engine.tokenizer, turns)
+            dialect = dialect_of(engine.tokenizer, engine.config.server)
+            text = chat_text(engine.tokenizer, template_turns(dialect, body.messages))
             check_rendered(text, service.limits, engine.context_length)
             ids = encode_text(engine.tokenizer, text, False, "messages")
         else:

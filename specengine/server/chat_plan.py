@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from specengine.engine.chat_template import chat_text, template_of
 from specengine.engine.tokens import encode_text
 from specengine.server.bounds import check_rendered
 from specengine.server.dialect import Dialect, dialect_of
-from specengine.server.messages import with_ids
+from specengine.server.messages import Message, with_ids
 from specengine.server.parsing.choice import ChoiceParser
 from specengine.server.protocol import ChatRequest
 from specengine.server.service import ServedEngine
@@ -75,11 +75,17 @@ def _check_tools(tokenizer: Any, dialect: Dialect) -> None:
         )
 
 
+def template_turns(dialect: Dialect, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A conversation as the model's chat template takes it."""
+    turns = [message.for_template() for message in messages]
+    if dialect.tools is None:
+        return turns
+    turns = with_ids(turns, dialect.tools.template_id)
+    return [dialect.tools.template_turn(turn) for turn in turns]
+
+
 def _prompt(tokenizer: Any, dialect: Dialect, body: ChatRequest) -> str:
-    turns = [message.for_template() for message in body.messages]
-    if dialect.tools is not None:
-        turns = with_ids(turns, dialect.tools.template_id)
-        turns = [dialect.tools.template_turn(turn) for turn in turns]
+    turns = template_turns(dialect, body.messages)
     variables = _variables(template_of(tokenizer), body)
     return chat_text(tokenizer, turns, tools=body.template_tools(), variables=variables)
 

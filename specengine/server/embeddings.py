@@ -47,7 +47,9 @@ async def embed(engine: ServedEngine, body: EmbeddingRequest, request: Request) 
     try:
         vectors = await asyncio.gather(*tasks)
     except RequestError as error:  # engines call it a prompt
-        raise RequestError(str(error), "input" if error.param == "prompt" else error.param) from None
+        raise RequestError(
+            str(error), "input" if error.param == "prompt" else error.param
+        ) from None
     finally:  # of an error, or a client that has gone
         for task in tasks:
             task.cancel()

@@ -92,6 +92,25 @@ def test_tokenize_and_detokenize(site: Any, engine: Any) -> None:
     assert site.refusal("/detokenize", 400, tokens=[999])["param"] == "tokens"
 
 
+def test_tokens_of_a_conversation_are_those_of_its_chat(site: Any, engine: Any) -> None:
+    """Mistral's templates refuse ids of calls of another length than nine."""
+    engine.tokenizer.chat_template = (
+        "[TOOL_CALLS]{% for m in messages %}{{ m.tool_call_id }}{% endfor %}"
+    )
+    call = {
+        "id": "call_0123456789",
+        "type": "function",
+        "function": {"name": "f", "arguments": "{}"},
+    }
+    turns = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "x"},
+    ]
+    assert site.post("/v1/chat/completions", model="fake", messages=turns).status_code == 200
+    tokens = site.post("/tokenize", messages=turns).json()["tokens"]
+    assert engine.tokenizer.decode(tokens) == engine.prompts[-1] == "[TOOL_CALLS]123456789"
+
+
 def test_the_api_describes_itself(site: Any, engine: Any) -> None:
     schema = site.http.get("/openapi.json").json()
     chat = schema["components"]["schemas"]["ChatRequest"]["properties"]
