@@ -33,5 +33,7 @@ def test_requests_of_a_server(
         assert (text(seed=1) == best, text(seed=2) == best) == (greedy, greedy)
         told = served.get("/model_info").json()["sampling_defaults"]
         assert told == ({"temperature": 0, "top_k": 20} if greedy else {})
-        said = "temperature 0, top_k 20 unless a request says other" in (tmp_path / "log").read_text()
+        said = (
+            "temperature 0, top_k 20 unless a request says other" in (tmp_path / "log").read_text()
+        )
         assert said is greedy
