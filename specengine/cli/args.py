@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def add_config_arguments(
     """A flag for each field of EngineConfig but those `without`, --config and --print-config.
     serves: those of the HTTP server are among them."""
     left_out = {"model", *without}
+    parser.set_defaults(serves=serves)
     if not serves:
         left_out |= {one.key for one in _server_options()} - {"log_level"}
     for name, section in sections().items():
@@ -87,12 +89,15 @@ def add_option_arguments(
 
 def config_of(args: argparse.Namespace) -> EngineConfig:
     """Flags over SPECENGINE_* over --config over defaults; --print-config ends the program here.
-    Raises ConfigError."""
+    Commands that do not serve leave the model's sampling defaults unread: their own flags say how
+    tokens are chosen. Raises ConfigError."""
     config = resolve_sources(given(args, config_options()), os.environ, args.config)
     if args.print_config:
         print(to_yaml(config), end="")
         raise SystemExit(0)
-    return config
+    if args.serves:
+        return config
+    return replace(config, server=replace(config.server, sampling_defaults="openai"))
 
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:

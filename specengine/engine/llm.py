@@ -75,7 +75,9 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", spec: SpecConfig | None = None, **flags: Any):
-        self._use(build_engine(config_from_flags({"model": model, **flags}, spec)))
+        # SamplingParams says all: what the model's files say is neither read nor refused.
+        flags = {"model": model, "sampling_defaults": "openai", **flags}
+        self._use(build_engine(config_from_flags(flags, spec)))
 
     @classmethod
     def of(cls, engine: Engine) -> LLM:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from specengine import LLM
+from specengine.cli.main import main
 from specengine.core.config import EngineConfig, MemoryConfig, ModelConfig, ServerConfig
 from specengine.core.errors import ModelLoadError
 from specengine.engine.build import build_engine
@@ -49,3 +51,21 @@ def test_option_says_whether_they_count(
         server=ServerConfig(sampling_defaults=option),
     )
     assert build_engine(config).parts.sampling_defaults == found
+
+
+@pytest.fixture
+def refused_by_a_server(small_models: dict[str, Path], tmp_path: Path) -> Path:
+    for one in small_models["llama"].iterdir():
+        (tmp_path / one.name).symlink_to(one)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    return write(tmp_path, top_k=50.0)
+
+
+def test_offline_engines_do_not_read_them(refused_by_a_server: Path) -> None:
+    llm = LLM(str(refused_by_a_server), device="cpu", max_total_tokens=64)
+    assert llm.engine.parts.sampling_defaults == {}
+
+
+def test_commands_that_do_not_serve_do_not_read_them(refused_by_a_server: Path) -> None:
+    flags = ["--device", "cpu", "--max-total-tokens", "64", "--max-tokens", "2", "--raw"]
+    assert main(["generate", str(refused_by_a_server), "hi", *flags]) == 0
