@@ -88,7 +88,7 @@ def rope_kinds(config: Any) -> tuple[str | None, ...]:
 def longest_context(config: Any) -> int:
     """Tokens that requests may be given: max_position_embeddings, and of the types "linear" and
     "dynamic", whose configurations do not say whether that is stretched already, `factor` times as
-    many. Raises ModelLoadError for a factor that is no number."""
+    many. Raises ModelLoadError for a factor that is no finite number."""
     positions = int(config.max_position_embeddings)
     if rope_kinds(config) != (None,):
         return positions
@@ -96,8 +96,8 @@ def longest_context(config: Any) -> int:
     if found["rope_type"] not in ("linear", "dynamic") or found.get("alpha"):
         return positions
     factor = found.get("factor") or 1.0
-    if not isinstance(factor, int | float):
-        raise ModelLoadError(f"rope_parameters: factor {factor!r} is no number; correct it")
+    if not isinstance(factor, int | float) or not math.isfinite(factor):
+        raise ModelLoadError(f"rope_parameters: factor {factor!r} is no finite number; correct it")
     return int(positions * max(factor, 1.0))
 
 

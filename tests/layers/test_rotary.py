@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,11 +195,11 @@ def test_longest_context(parameters: dict[str, Any], longest: int) -> None:
     assert longest_context(config) == longest
 
 
-@pytest.mark.parametrize("factor", ["4", [4.0]])
+@pytest.mark.parametrize("factor", ["4", [4.0], math.nan, math.inf])
 def test_longest_context_of_a_factor_that_is_no_number(factor: Any) -> None:
     rope = {"rope_type": "linear", "factor": factor}
     config = SimpleNamespace(max_position_embeddings=1024, rope_parameters=rope)
-    with pytest.raises(ModelLoadError, match=r"factor .* is no number"):
+    with pytest.raises(ModelLoadError, match=r"factor .* is no finite number"):
         longest_context(config)
 
 
