@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,23 +73,10 @@ class RunningWeights:
         """
         return on_all(
             self.loaded.ranks,
-            lambda: self._read_or_refuse(model, draft_model),
+            lambda: _or_refused(lambda: self._read(model, draft_model)),
             "cannot read its part of the new weights",
             ModelLoadError,
         )
-
-    def _read_or_refuse(self, model: str | None, draft_model: str | None) -> NewWeights:
-        """Whatever fails here, the weights that run are whole."""
-        try:
-            return self._read(model, draft_model)
-        except SpecEngineError:
-            raise
-        except Exception as error:
-            logger.exception("new weights cannot be read")
-            raise ModelLoadError(
-                f"the new weights cannot be read ({type(error).__name__}: {error}); see to their "
-                "files, or to the log, which says where"
-            ) from error
 
     def _read(self, model: str | None, draft_model: str | None) -> NewWeights:
         if model is None and draft_model is None:
@@ -107,7 +94,11 @@ class RunningWeights:
         return NewWeights(source, target, drafts, draft_model)
 
     def read_again(self) -> NewWeights:
-        """The weights that run, from where they came. Raises ModelLoadError where that is gone."""
+        """The weights that run, from where they came. Raises ModelLoadError where that is gone or
+        cannot be read."""
+        return _or_refused(self._read_again)
+
+    def _read_again(self) -> NewWeights:
         source = self.loaded.source
         drafts = self._drafts(source, self.draft_model) if self.draft.models else ()
         return NewWeights(source, self._target(source), drafts, self.draft_model)
@@ -130,8 +121,8 @@ class RunningWeights:
             self.loaded = replace(self.loaded, source=new.source)
             if self.pieces is not None:
                 self.pieces.refresh()
-        self.draft_model = new.draft_model or self.draft_model
         if new.drafts:
+            self.draft_model = new.draft_model  # None: of the target, or as the engine was started
             for mine, other in zip(self.draft.models, new.drafts, strict=True):
                 put_weights(cast(nn.Module, mine), other)
         for one in self.draft.models:
@@ -197,6 +188,20 @@ class RunningWeights:
                 f"one that runs reads {list(want)} and keeps {self.draft.kv_shape}"
             )
         return tuple(_alike(self.draft.models, found.models))
+
+
+def _or_refused(read: Callable[[], NewWeights]) -> NewWeights:
+    """What `read` gives. Whatever fails in it, nothing of the engine has changed."""
+    try:
+        return read()
+    except SpecEngineError:
+        raise
+    except Exception as error:
+        logger.exception("weights cannot be read")
+        raise ModelLoadError(
+            f"the weights cannot be read ({type(error).__name__}: {error}); see to their "
+            "files, or to the log, which says where"
+        ) from error
 
 
 def _alike(mine: Sequence[DecoderModel], others: Sequence[DecoderModel]) -> Iterator[nn.Module]:

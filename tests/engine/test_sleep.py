@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from tests.engine.test_new_weights import (
     SPECS,
     TINY,
     answers,
+    eagle_directory,
     noisy,
     shaken,
 )
@@ -145,6 +146,38 @@ def test_engine_whose_weights_cannot_be_read_again_sleeps_on(
     assert not weights(llm)[0].flatten()[2048:2560].any()
     llm.wake()
     assert answers(llm) == expected
+
+
+def test_weights_that_cannot_be_read_again_for_any_reason_refuse_to_wake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any other error would end an engine that serves."""
+    llm = LLM(TINY, **SLEEPY)
+    expected, running = answers(llm), llm.engine.weights
+    llm.sleep(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_target", lambda source: 1 // 0)
+        with pytest.raises(ModelLoadError, match="ZeroDivisionError"):
+            llm.wake()
+    assert llm.engine.sleeper.is_asleep
+    llm.wake()
+    assert answers(llm) == expected
+
+
+def test_drafter_that_came_with_the_target_is_the_one_that_wakes(tmp_path: Path) -> None:
+    """Not another that ran before it."""
+    llm = LLM(TINY, SPECS["EAGLE3"], **SLEEPY)
+    running = llm.engine.weights
+    assert running is not None
+    source = running.loaded.source.directory
+    assert source is not None
+    (draft,) = cast(tuple[nn.Module, ...], running.draft.models)
+    llm.update_weights(draft_model=str(noisy(eagle_directory(), tmp_path / "draft", shaken)))
+    llm.update_weights(str(noisy(source, tmp_path / "target", shaken)))
+    before = {name: one.clone() for name, one in draft.named_parameters()}
+    llm.sleep(2)
+    llm.wake()
+    assert all(torch.equal(one, before[name]) for name, one in draft.named_parameters())
 
 
 def test_callers_of_a_sleeping_engine_are_told_so() -> None:
