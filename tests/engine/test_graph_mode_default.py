@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from specengine.core.config import EngineConfig, GraphConfig, ModelConfig, ParallelConfig
 from specengine.core.registry import ATTENTION_BACKENDS
 from specengine.engine.resolve import resolve
-from specengine.runner.attention import runs_in_graphs
+from specengine.runner import attention
+from specengine.runner.attention import make_attention_backends, runs_in_graphs
 from tests.support.device_lengths import DeviceLengths
-from tests.support.fake_platform import use_fake_platform
+from tests.support.fake_platform import FakePlatform, use_fake_platform
 
 
 def mode_of(graph: GraphConfig, keeps_state: bool, parallel: ParallelConfig | None = None) -> str:
@@ -58,6 +60,22 @@ def test_backend_whose_limits_exclude_graphs_has_none(
     for kind in (HostLengths, DeviceLengths):
         monkeypatch.setitem(ATTENTION_BACKENDS, "fa", f"{kind.__module__}:{kind.__name__}")
         assert resolve(config, 2048, None).graph.disable_cuda_graph == (kind is HostLengths)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_auto_has_graphs_where_triton_is_there(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the backend is torch, which no graph holds: capturing it would be an error."""
+    use_fake_platform(monkeypatch)
+    monkeypatch.setattr(FakePlatform, "attention_backend", None)
+    monkeypatch.setattr(attention, "has_triton", lambda: is_there)
+    monkeypatch.setattr(attention.flash_attention, "is_installed", lambda: False)
+    config = EngineConfig(model=ModelConfig(model="x", device="cpu"))
+    assert resolve(config, 2048, None).graph.disable_cuda_graph != is_there
+    if not is_there:
+        made = make_attention_backends(config.model, torch.device("cpu"))
+        assert not made.target.limits.graphs
 
 
 def test_limits_are_known_without_the_backend_s_packages() -> None:

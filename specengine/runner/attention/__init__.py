@@ -85,8 +85,11 @@ def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
 
 def runs_in_graphs(name: str) -> bool:
     """Whether forwards of the backend `name` of core.registry.ATTENTION_BACKENDS can be captured in
-    graphs; "auto" chooses one whose can. Known before the backend is made."""
-    return name == "auto" or _registered(name).limits.graphs
+    graphs. "auto" is what it is on a platform that names no backend of its own: Triton with others
+    beside it, or torch where Triton is missing. Known before the backend is made."""
+    if name == "auto":
+        name = "triton" if has_triton() else "torch"
+    return _registered(name).limits.graphs
 
 
 def _registered(name: str) -> type[RegisteredBackend]:
