@@ -59,3 +59,15 @@ def test_release_that_finds_no_room_changes_nothing(
     with pytest.raises(ConfigError, match="do not fit"):
         region.release([])
     assert values.all()
+
+
+def test_release_that_can_make_no_file_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    values = torch.ones(1 << 20)
+    region = HostRegion()
+    region.find = lambda: iter([values])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        region.release([])
+    assert values.all()

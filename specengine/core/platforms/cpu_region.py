@@ -57,7 +57,7 @@ class HostRegion(Region):
             raise ConfigError("sleep on a CPU gives pages back as Linux does, which is not here")
         gone = {span.address: span for span in _spans(dropped)}
         kept = [span for span in _spans(self.find()) if span.address not in gone]
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by restore
+        file = _file()  # closed by restore
         try:
             for span in kept:
                 file.write(span.bytes)
@@ -80,6 +80,15 @@ class HostRegion(Region):
             self._file.readinto(span.bytes)  # type: ignore[attr-defined]
         self._file.close()
         self._kept, self._file = [], None
+
+
+def _file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise ConfigError(
+            f"no file can be made for the weights: {error}; see to the directory that TMPDIR names"
+        ) from error
 
 
 def _spans(tensors: Iterable[Tensor]) -> Iterator[Span]:
