@@ -76,8 +76,9 @@ class Source(ABC):
         return True
 
     def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
-        """Of the requests in these rows of the page table, int64 [R], the drafter has not observed
-        all that lies before lens, int64 [R]: until it has, it drafts nothing for them."""
+        """Before a paused drafter observes again: of the requests in these rows of the page table,
+        int64 [R], it has not observed what lies before lens, int64 [R]. From then on it drafts from
+        what it observes behind that alone."""
         raise NotImplementedError
 
     @abstractmethod
