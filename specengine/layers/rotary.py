@@ -63,8 +63,8 @@ def config_head_dim(config: Any) -> int:
 def rope_parameters(config: Any, kind: str | None = None) -> RopeParameters:
     """`rope_parameters` of a configuration; or, older, `rope_scaling` and `rope_theta`. kind: the
     layer type whose they are, where types differ; unknown raises ModelLoadError. With them goes
-    what the loader set: `context`, the tokens that requests may have (`served_context`), and
-    `made_for`, the positions of the configuration where that context is longer."""
+    `context`: the tokens that requests may have, where the loader set `served_context`; and
+    `made_for`: max_position_embeddings of config.json, where the loader raised that."""
     found = getattr(config, "rope_parameters", None)
     if found is None:
         found = getattr(config, "rope_scaling", None) or {}
@@ -119,10 +119,12 @@ def _has_kinds(parameters: RopeParameters) -> bool:
 def _stated(config: Any) -> RopeParameters:
     """What is outside the rope parameters and belongs to them."""
     original = getattr(config, "original_max_position_embeddings", None)
-    context = getattr(config, "served_context", None)
-    made_for = getattr(config, "stretched_from", None)
-    stated = {"context": context, "made_for": made_for}
-    stated["original_max_position_embeddings"] = original
+    context, made_for = (getattr(config, one, None) for one in ("served_context", "made_for"))
+    stated = {
+        "original_max_position_embeddings": original,
+        "context": context,
+        "made_for": made_for,
+    }
     return {key: value for key, value in stated.items() if value is not None}
 
 
@@ -158,17 +160,17 @@ def _linear(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
 def dynamic_base(dim: int, p: RopeParameters) -> float:
     """The base of type "dynamic", of dim numbers of a head. It grows where requests may be longer
     than max_position_embeddings, to what a text of all that context has; transformers chooses by
-    each text, which KV that is kept does not allow. A fixed alpha in place of a factor (Hunyuan;
-    read in any family) stretches it so that the slowest pair turns 1 / alpha as fast."""
+    each text, which KV that is kept does not allow. As there, original_max_position_embeddings is
+    not read. A fixed alpha in place of a factor (Hunyuan; read in any family) stretches it so that
+    the slowest pair turns 1 / alpha as fast."""
     base = float(p["rope_theta"])
     if p.get("alpha"):
         return base * float(p["alpha"] ** (dim / (dim - 2)))
-    # Not original_max_position_embeddings, which transformers ignores for this type.
-    original = p.get("made_for") or p["max_positions"]
-    served = p.get("context") or original
-    if served <= original:
+    made_for = p.get("made_for") or p["max_positions"]
+    served = p.get("context") or made_for
+    if served <= made_for:
         return base
-    stretch = p["factor"] * served / original - (p["factor"] - 1)
+    stretch = p["factor"] * served / made_for - (p["factor"] - 1)
     return base * float(stretch ** (dim / (dim - 2)))
 
 

@@ -21,7 +21,9 @@ def scaled(folder: Path, target: Path, kind: str) -> Path:
     """A copy of 64 positions and a factor of 4."""
     shutil.copytree(target, folder)
     path = folder / "config.json"
-    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4}
+    rope: dict[str, Any] = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4}
+    if kind == "dynamic":  # which does not read it
+        rope["original_max_position_embeddings"] = 32
     fields = {"max_position_embeddings": 64, "rope_parameters": rope}
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder

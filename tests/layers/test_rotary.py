@@ -167,13 +167,12 @@ def test_dynamic_with_a_fixed_alpha_stretches_the_base() -> None:
     assert float(plain[-1] / found[-1]) == pytest.approx(50.0)
 
 
+@pytest.mark.parametrize("original", [{}, {"original_max_position_embeddings": 256}])
 @pytest.mark.parametrize("served", [512, 1024, 1025, 3000, 4096])
-@pytest.mark.parametrize("other", [{}, {"original_max_position_embeddings": 256}])
 def test_dynamic_grows_with_the_context_that_requests_may_have(
-    served: int, other: dict[str, Any]
+    served: int, original: dict[str, Any]
 ) -> None:
-    """transformers goes by max_position_embeddings alone."""
-    config = _config(SCALINGS["dynamic"] | other)
+    config = _config(SCALINGS["dynamic"] | original)
     expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=served)
     config.served_context = served
     found, _ = rope_frequencies(64, 1024, rope_parameters(config))

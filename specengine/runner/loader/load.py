@@ -128,8 +128,7 @@ def _served(source: ModelSource, context_length: int | None) -> ModelSource:
     config.served_context = context_length
     made_for = getattr(config, "max_position_embeddings", context_length)
     if context_length > made_for:
-        config.stretched_from = made_for
-        config.max_position_embeddings = context_length
+        config.made_for, config.max_position_embeddings = made_for, context_length
     return replace(source, hf_config=config)
 
 
