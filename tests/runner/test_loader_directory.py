@@ -244,6 +244,11 @@ def test_a_name_that_is_no_path_is_refused() -> None:
         resolve_model(ModelConfig(model="a" * 300))
 
 
+def test_a_directory_of_an_unknown_user_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match="there is no model '~nobody-here/model'"):
+        resolve_model(ModelConfig(model="~nobody-here/model"))
+
+
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route to host")

@@ -55,7 +55,7 @@ def cache_directory(config: ModelConfig) -> Path:
 
 def _find(config: ModelConfig) -> ModelSource:
     name = config.model
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path's own raises RuntimeError for users unknown here
     if name in BUILTIN_MODELS:
         return _builtin(BUILTIN_MODELS[name], cache_directory(config))
     if path.is_dir():
