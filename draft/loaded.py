@@ -11,6 +11,7 @@ import torch
 from specengine.core.config import ModelConfig, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.model import DecoderModel
+from specengine.core.paths import user_path
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.memory.kv_cache import KVShape
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
@@ -85,7 +86,7 @@ def draft_directory(path: str, with_weights: bool = True, pickled: bool = False)
     so. Raises ModelLoadError."""
     if path in SHIPPED_DRAFTERS:
         return SHIPPED_DRAFTERS[path].directory
-    directory = Path(path).expanduser()
+    directory = user_path(path)
     if directory.is_dir():
         return directory
     if not is_hub_id(path):

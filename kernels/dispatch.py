@@ -21,6 +21,11 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def interprets_triton() -> bool:
+    """Whether Triton's kernels run on a CPU, in its interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def use_triton(backend: Backend, x: Tensor) -> bool:
     """ "auto" is Triton for CUDA tensors where it is installed, else PyTorch. "triton" on a CPU
     tensor works only in Triton's interpreter (TRITON_INTERPRET=1)."""

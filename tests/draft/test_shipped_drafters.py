@@ -124,9 +124,10 @@ def test_another_target_is_refused(small_models: dict[str, Path]) -> None:
         LLM(target, named, max_total_tokens=512)
 
 
-def test_an_unknown_name_is_refused_with_those_known() -> None:
+@pytest.mark.parametrize("name", ["smollm2-eagle4", "~no-such-user/drafts"])
+def test_an_unknown_name_is_refused_with_those_known(name: str) -> None:
     with pytest.raises(ModelLoadError, match=NAME):
-        draft_directory("smollm2-eagle4")
+        draft_directory(name)
 
 
 def test_the_log_says_what_was_taken(caplog: pytest.LogCaptureFixture) -> None:

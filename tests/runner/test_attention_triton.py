@@ -111,6 +111,14 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
         make_attention_backend("triton", torch.device("cpu"))
 
 
+def test_on_a_cpu_without_the_interpreter_the_error_says_what_runs_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match="needs a CUDA device; use torch"):
+        make_attention_backend("triton", torch.device("cpu"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")
 @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])

@@ -13,6 +13,7 @@ from time import perf_counter
 
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.core.paths import user_path
 from specengine.engine.adaptive.costs import (
     ContextCost,
     Costs,
@@ -96,7 +97,7 @@ class CostFile:
         a file can neither be read nor made."""
         if spec.cost_table is None or spec.algorithm is None or not spec.adaptive:
             return None
-        path = Path(spec.cost_table).expanduser()
+        path = user_path(spec.cost_table)
         try:
             if not path.exists():
                 with tempfile.TemporaryFile(dir=path.resolve().parent):

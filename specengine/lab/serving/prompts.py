@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from specengine.core.errors import ConfigError
+from specengine.core.paths import user_path
 from specengine.lab.accept.prompts import PromptSet, find_prompt_sets
 
 PATHS = {"ids": "/completions", "text": "/completions", "chat": "/chat/completions"}
@@ -111,7 +112,7 @@ def find_prompts(
     lines: list[Prompt] = []
     others = []
     for name in names:
-        found = _ready_lines(Path(name).expanduser())
+        found = _ready_lines(user_path(name))
         lines += found
         if not found:
             others.append(name)

@@ -11,8 +11,8 @@ from specengine.kernels.attention import rope_attention
 from specengine.kernels.attention.latent_attention import latent_attention
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.types import Expansion, HeadNorms, PagedBatch
-from specengine.kernels.dispatch import has_triton
-from specengine.runner.attention.base import RegisteredBackend, attach_plan, require
+from specengine.kernels.dispatch import has_triton, interprets_triton
+from specengine.runner.attention.base import RegisteredBackend, attach_plan, require, require_cuda
 from specengine.runner.attention.expansion import plan_expansion
 
 # A batch with more groups (requests x KV heads x tiles of queries) fills any GPU unsplit.
@@ -42,6 +42,8 @@ class TritonAttentionBackend(RegisteredBackend):
     @classmethod
     def for_device(cls, device: torch.device) -> AttentionBackend:
         require(has_triton(), "triton")
+        if not interprets_triton():
+            require_cuda(device, "triton")
         return cls(device)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:

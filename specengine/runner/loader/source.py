@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.paths import user_path
 from specengine.runner.loader.builtin import BUILTIN_MODELS, BuiltinModel
 from specengine.runner.loader.generation_config import (
     read_eos_token_ids,
@@ -50,12 +51,12 @@ def resolve_model(config: ModelConfig, reads_sampling: bool = False) -> ModelSou
 def cache_directory(config: ModelConfig) -> Path:
     """Where converted models are stored."""
     given = config.cache_dir or os.environ.get(CACHE_VARIABLE)
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "specengine"
+    return user_path(given) if given else Path.home() / ".cache" / "specengine"
 
 
 def _find(config: ModelConfig) -> ModelSource:
     name = config.model
-    path = Path(os.path.expanduser(name))  # Path's own raises RuntimeError for users unknown here
+    path = user_path(name)
     if name in BUILTIN_MODELS:
         return _builtin(BUILTIN_MODELS[name], cache_directory(config))
     if path.is_dir():
