@@ -9,7 +9,7 @@ the time, is reading the kernels' own Python.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -152,7 +152,7 @@ def _triton_compiles(stage: Precompilation) -> Iterator[None]:
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
-    launch = JITFunction.run
+    launch, asked = JITFunction.run, dict[int, Any]()
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         asking = current()
@@ -160,15 +160,30 @@ def _triton_compiles(stage: Precompilation) -> Iterator[None]:
             return launch(kernel, *args, grid=grid, warmup=warmup, **kwargs)
         form = id(kernel), *map(_trait, args), *((name, _trait(x)) for name, x in kwargs.items())
         if asking.is_new(form):
+            asked[id(kernel)] = kernel
             launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         return None
 
-    with AsyncCompileMode(_Launchable(stage), ignore_errors=True):
-        JITFunction.run = run
-        try:
-            yield
-        finally:
-            JITFunction.run = launch
+    try:
+        with AsyncCompileMode(_Launchable(stage), ignore_errors=True):
+            JITFunction.run = run
+            try:
+                yield
+            finally:
+                JITFunction.run = launch
+    finally:
+        _forget_failed(asked.values())
+
+
+def _forget_failed(kernels: Iterable[Any]) -> None:
+    """Triton 3.7 keeps what failed in place of a kernel, and would raise its error at each launch;
+    another launch may compile it."""
+    from triton.compiler import CompiledKernel
+
+    for kernel in kernels:
+        for forms, *_ in kernel.device_caches.values():
+            for key in [key for key, form in forms.items() if not isinstance(form, CompiledKernel)]:
+                del forms[key]
 
 
 def _trait(argument: object) -> Hashable:
