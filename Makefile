@@ -8,7 +8,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 ifeq ($(HAS_GPU),yes)
-TORCH  ?= torch>=2.11
+TORCH  ?= torch==2.11.*
 EXTRAS := cuda,grammar,bench,dev
 else
 TORCH  ?= torch==2.13.0
