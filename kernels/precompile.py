@@ -181,9 +181,10 @@ def _forget_failed(kernels: Iterable[Any]) -> None:
     from triton.compiler import CompiledKernel
 
     for kernel in kernels:
-        for forms, *_ in kernel.device_caches.values():
-            for key in [key for key, form in forms.items() if not isinstance(form, CompiledKernel)]:
-                del forms[key]
+        for forms, *_ in list(kernel.device_caches.values()):
+            for key, form in list(forms.items()):  # a copy: another thread may launch
+                if not isinstance(form, CompiledKernel):
+                    forms.pop(key, None)
 
 
 def _trait(argument: object) -> Hashable:
