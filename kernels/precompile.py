@@ -164,14 +164,12 @@ def _triton_compiles(stage: Precompilation) -> Iterator[None]:
             launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         return None
 
+    JITFunction.run = run
     try:
         with AsyncCompileMode(_Launchable(stage), ignore_errors=True):
-            JITFunction.run = run
-            try:
-                yield
-            finally:
-                JITFunction.run = launch
+            yield
     finally:
+        JITFunction.run = launch
         _forget_failed(asked.values())
 
 

@@ -63,7 +63,7 @@ def resolve(
     chunk = config.schedule.chunked_prefill_size or (_chunk(device) if on_gpu else 512)
     _check_split_sizes(config.split.pdmux_min_tokens, chunk)
     backend = config.model.decode_attention_backend or config.model.attention_backend
-    chosen = platform.attention_backend or backend if backend == "auto" else backend
+    chosen = backend if backend != "auto" else platform.attention_backend or "auto"
     of_drafts = config.model.draft_attention_backend or chosen
     has_graphs = platform.has_graphs and runs_in_graphs(chosen) and runs_in_graphs(of_drafts)
     sizes = _graph_sizes(config.graph, rows, has_graphs)

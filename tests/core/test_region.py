@@ -46,28 +46,26 @@ def test_dropped_memory_without_a_whole_page_is_zeros() -> None:
     assert beside.all()
 
 
-def test_release_that_finds_no_room_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def assert_refused(message: str) -> None:
+    """Of a release, whose memory stays as it is."""
     values = torch.ones(1 << 20)
     region = HostRegion()
     region.find = lambda: iter([values])
+    with pytest.raises(ConfigError, match=message):
+        region.release([])
+    assert values.all()
+
+
+def test_release_that_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no device that is always full")
     monkeypatch.setattr("tempfile.TemporaryFile", lambda: full.open("wb"))
-    with pytest.raises(ConfigError, match="do not fit"):
-        region.release([])
-    assert values.all()
+    assert_refused("do not fit")
 
 
 def test_release_that_can_make_no_file_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    values = torch.ones(1 << 20)
-    region = HostRegion()
-    region.find = lambda: iter([values])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match="TMPDIR"):
-        region.release([])
-    assert values.all()
+    assert_refused("TMPDIR")

@@ -120,6 +120,19 @@ def test_joined_layers_read_inputs_by_the_largest_of_their_scales() -> None:
     assert joined.input.scale.tolist() == [pytest.approx(0.9)]
 
 
+def test_gptq_zero_of_0_is_stored_as_the_largest() -> None:
+    """The first version stores each less by one, in as many bits; the second as it is."""
+    tensors = FORMATS["gptq asymmetric"].pack(weight_of(32, 64)).tensors
+    qzeros = tensors["qzeros"]
+    first = read(FORMATS["gptq asymmetric"], tensors | {"qzeros": qzeros * 0 - 1}, 32, 64)
+    second = read(FORMATS["gptq v2"], tensors | {"qzeros": qzeros * 0}, 32, 64)
+    assert isinstance(first, IntWeight)
+    assert isinstance(second, IntWeight)
+    assert second.zero is not None
+    assert not second.zero.any()
+    assert torch.equal(first.dequantised(), second.dequantised())
+
+
 def test_layers_that_cannot_be_joined_stand_side_by_side() -> None:
     form = FORMATS["gptq act-order"]
     first, second = form.pack(weight_of(32, 64)), form.pack(weight_of(64, 64, 1))

@@ -245,8 +245,8 @@ def test_a_name_that_is_no_path_is_refused() -> None:
 
 
 def test_a_directory_of_an_unknown_user_is_refused() -> None:
-    with pytest.raises(ModelLoadError, match="there is no model '~nobody-here/model'"):
-        resolve_model(ModelConfig(model="~nobody-here/model"))
+    with pytest.raises(ModelLoadError, match="there is no model '~no-such-user/model'"):
+        resolve_model(ModelConfig(model="~no-such-user/model"))
 
 
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
